@@ -597,20 +597,17 @@ def odd_words(text, glossary=GLOSSARY):
             yield text.count("\n", 0, match.start()) + 1, match[0], better
 
 
-def test_the_texts_are_plain_english():
-    found = {name: list(odd_words(text.replace(MEANT.get(name, "\0"), ""))) for name, text in texts().items()}
+def test_the_texts_are_plain_english_with_standard_terms():
+    known = texts()
+    found = {name: list(odd_words(text.replace(MEANT.get(name, "\0"), ""))) for name, text in known.items()}
+    assert {name: odd for name, odd in found.items() if odd} == {}
+    not_ours = r"tests/|benchmark/|docs/(log/20|results/)"
+    found = {name: [*odd_words(text, TERMS)] for name, text in known.items() if not re.match(not_ours, name)}
     assert {name: odd for name, odd in found.items() if odd} == {}
     assert list(odd_words("All was well,\nbut for one.")) == [(2, "but for", "except")]
     source = 'x = "behind"\n\n\ndef f():\n    """Shapes\n    beside."""\n    return x  # anew\n'
     assert [(line, word) for line, word, _ in odd_words(remarks(source))] == [(7, "anew"), (6, "beside")]
 
-
-def test_the_texts_have_standard_terms():
-    own = {
-        name: text for name, text in texts().items() if not re.match(r"tests/|benchmark/|docs/(log/20|results/)", name)
-    }
-    found = {name: list(odd_words(text, TERMS)) for name, text in own.items()}
-    assert {name: odd for name, odd in found.items() if odd} == {}
     wrong = """x is no flag, there is no file; this is no longer so. It goes on: a share of the steps, the least
 of them, so many, with its present weights, falls linearly. What ends is replaced. A graphics card pays.
 lr: float = 1  # of Adam
