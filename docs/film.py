@@ -20,9 +20,9 @@ FILMS = {"lunarlander": (4, 300, 32, 80), "connect_four": (1, 240, 8, 500)}
 def main(name, run_dir, *flags):
     """Film an episode; `flags` are those of `solo play`."""
     every, width, number_of_colours, milliseconds = FILMS[name]
-    subprocess.run(["solo", "play", run_dir, "--video", "--episodes", "1", *flags], check=True)
-    newest = max(Path(run_dir).glob("videos/*.mp4"), key=lambda path: path.stat().st_mtime)
-    images = [Image.fromarray(image) for image in iio.imread(newest)]
+    words = ["-m", "solorl.cli", "play", run_dir, "--video", "--episodes", "1", *flags]
+    subprocess.run([sys.executable, *words], check=True)
+    images = [Image.fromarray(image) for image in iio.imread(Path(run_dir, "videos/play.mp4"))]
     frames = [image.resize((width, width * image.height // image.width)) for image in images[::every] + images[-1:] * 4]
     # one palette for all: the end has all colours, some of them rarely
     palette = frames[-1].quantize(number_of_colours, method=Image.Quantize.MAXCOVERAGE)

@@ -1,7 +1,8 @@
 """Which file comes from which, by how many lines they differ, and the page that shows two of them side by side."""
 
 from solorl.catalog.header import find_named
-from tools.budget import count_changes, counted
+from tools.budget import counted
+from tools.source import count_changes
 
 
 def address(parent, child):
@@ -12,8 +13,7 @@ def address(parent, child):
 def edges(scripts):
     """All pairs of a parent and its child."""
     known = {script.path: script for script in scripts.values()}
-    found = [(find_named(child, name), child) for child in scripts.values() for name in child.parents]
-    return [(known[path], child) for path, child in found]
+    return [(known[find_named(child, name)], child) for child in scripts.values() for name in child.parents]
 
 
 def changes(parent, child):

@@ -60,10 +60,11 @@ def read_source(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def parse_source(path: Path) -> ast.Module:
-    """The syntax tree of a Python file; UsageError if it cannot be read or is not valid Python."""
+def parse_source(path: Path, text: str | None = None) -> ast.Module:
+    """The syntax tree of a Python file, of its `text` where that was read already; UsageError if it cannot be read or
+    is not valid Python."""
     try:
-        return ast.parse(read_source(path))
+        return ast.parse(read_source(path) if text is None else text)
     except SyntaxError as error:
         raise UsageError(f"{path}:{error.lineno} is not valid Python: {error.msg}") from None
     except ValueError as error:  # a null byte in some versions of Python
@@ -92,7 +93,7 @@ def parse_header(path: Path) -> Script:
 
 @cache  # a search reads the headers of all files
 def _header(path: Path, family: str, text: str) -> Script:
-    tree = parse_source(path)
+    tree = parse_source(path, text)
     docstring = ast.get_docstring(tree, clean=False)
     if not (docstring and docstring.strip()):
         raise UsageError(f"{path} has no header: its docstring must start with a title and say {', '.join(KEYS)}")

@@ -192,7 +192,7 @@ def test_environments_go_on_where_they_were(env_id, mode, tmp_path):
 @pytest.mark.parametrize("seed", [2, 6, 15, 21, 0])
 def test_a_game_with_sticky_actions_goes_on_where_it_was(seed):
     """In its first game, which a seed began, and in the one after it, where the emulator's own generator counts. Saving
-    leaves the game that goes on as it is."""
+    leaves the game that continues as it was."""
     make_env = definitions("dqn_atari")["make_env"]
 
     def made():

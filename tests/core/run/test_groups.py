@@ -1,4 +1,4 @@
-"""Groups of seeds in JAX that go on after kills and the end of some of their seeds."""
+"""Groups of seeds in JAX that continue after kills and the end of some of their seeds."""
 
 import json
 import re
