@@ -30,7 +30,7 @@ class Args(RunArgs):
     env_id: str = "CartPole-v1"  # Gymnasium id of the environment
     total_timesteps: int = 300_000  # environment steps
     learning_rate: float = 1.0  # alpha, the largest learning rate of ObGD
-    kappa: float = 2.0  # of ObGD for the critic: how far from overshooting a step stays
+    kappa: float = 2.0  # of ObGD for the critic: safety factor of the bound; the larger, the smaller the steps
     kappa_policy: float = 3.0  # the same for the actor
     gamma: float = 0.99  # discount factor, from 0 to 1
     trace_lambda: float = 0.8  # lambda of the eligibility traces, from 0 to 1
@@ -63,15 +63,15 @@ class RunningMeanStd(nn.Module):
         self.mean += weight * delta
 
     def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
-        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10)
+        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10) if self.count > 1 else x
 
     def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
         return self.scale(x - self.mean.numpy())
 
 
 def sparse_mlp(*sizes):
-    """Linear layers with layer normalisation and leaky ReLU between them. Of the weights of a unit 90 % are 0, at least
-    one input counts; biases are 0 (Alg. 1 of the paper, "SparseInit")."""
+    """Linear layers with layer normalisation and leaky ReLU between them. At the start 90 % of the weights of each unit
+    are 0, but at least one is not; biases are 0 (Alg. 1 of the paper, "SparseInit")."""
     layers = []
     for fan_in, fan_out in pairwise(sizes):
         linear = nn.Linear(fan_in, fan_out)
@@ -84,8 +84,9 @@ def sparse_mlp(*sizes):
 
 
 class ObGD(torch.optim.Optimizer):
-    """Overshooting-bounded gradient descent with eligibility traces (Alg. 3 of the paper): the error of the prediction
-    does not change its sign in a step, however large the traces are."""
+    """Overshooting-bounded gradient descent with eligibility traces (Alg. 3 of the paper): the larger traces and error,
+    the smaller the learning rate, so that a step does not change the sign of the TD error. To first order, and where
+    no derivative is much above 1."""
 
     def __init__(self, params, lr, kappa):
         super().__init__(params, dict(lr=lr, kappa=kappa))
@@ -93,7 +94,7 @@ class ObGD(torch.optim.Optimizer):
             self.state[p]["trace"] = torch.zeros_like(p)
 
     @torch.no_grad()
-    def step(self, delta, decay):  # a TD error, gamma * lambda; the gradients are those of the prediction itself
+    def step(self, delta, decay):  # the TD error; gamma * lambda. The gradients are of what is credited: Q, V, log pi
         (group,) = self.param_groups
         traces = [self.state[p]["trace"].mul_(decay).add_(p.grad) for p in group["params"]]
         overshoot = group["lr"] * group["kappa"] * max(abs(delta), 1.0) * sum(trace.abs().sum() for trace in traces)
@@ -146,7 +147,10 @@ if __name__ == "__main__":
     # what a checkpoint holds
     parts = dict(agent=agent, actor_optimizer=actor_optimizer, critic_optimizer=critic_optimizer, now=now, envs=envs)
     start = run.resume(**parts)
-    now.so_far[run.restarted] = 0  # an episode that a resume could not continue
+    if run.restarted:  # an episode that a resume could not continue
+        now.so_far[:] = 0
+        actor_optimizer.forget()
+        critic_optimizer.forget()
 
     obs = run.reset(envs)  # (1, *obs_shape)
     for iteration in run.loop(start, num_iterations):
@@ -165,12 +169,13 @@ if __name__ == "__main__":
         now.so_far = args.gamma * now.so_far + reward
         agent.return_normalizer.update(now.so_far)
         scaled_reward = float(agent.return_normalizer.scale(reward)[0])
-        with torch.no_grad():  # a time limit does not end the task: only where it ended the next value is 0
+        with torch.no_grad():  # 0 after the end of the task, which a time limit is not
             next_value = 0.0 if terminated[0] else agent.critic(agent.normalize(infos["next_obs"]))
         value = agent.critic(x).squeeze()
         delta = float(scaled_reward + args.gamma * next_value - value.detach())
 
         # ---- 3. learn from this step, then it is gone
+        # the step multiplies by delta: with its sign, entropy is a bonus where delta is negative, too
         entropy = -(logprobs.exp() * logprobs).sum()
         (logprobs[action] + args.ent_coef * np.sign(delta) * entropy).backward()
         value.backward()
