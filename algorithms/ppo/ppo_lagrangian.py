@@ -4,7 +4,7 @@
 # ///
 """PPO-Lagrangian: as much return as a limit on costs allows; continuous actions, vector observations.
 
-Paper     Ray et al. 2019, https://cdn.openai.com/safexp-short.pdf; of PPO Schulman et al. 2017,
+Paper     Ray et al. 2019, https://cdn.openai.com/safexp-short.pdf; PPO: Schulman et al. 2017,
           https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
 Run       solo train ppo_lagrangian --env-id HalfCheetah-v5
 Spaces    vector -> continuous, with costs
@@ -66,27 +66,30 @@ class Batch(NamedTuple):
     cost_returns: torch.Tensor
 
 
-# Forward speeds above which a step costs 1, half of those of trained agents (Zhang et al. 2020, arXiv:2002.06506)
-SPEED_LIMITS = {"HalfCheetah": 3.2096, "Hopper": 0.7402, "Swimmer": 0.2282, "Walker2d": 2.3415, "Humanoid": 1.4149}
+# Speeds above which a step costs 1, half of those of trained agents (Ji et al. 2023, arXiv:2310.12567)
+SPEED_LIMITS = {
+    "Ant": 2.6222, "HalfCheetah": 3.2096, "Hopper": 0.7402, "Humanoid": 1.4149, "Swimmer": 0.2282, "Walker2d": 2.3415
+}  # fmt: skip
 
 
 class SpeedLimit(gym.Wrapper):
-    """A step costs 1 where the robot is faster than the limit."""
+    """A step costs 1 where a robot of MuJoCo is faster than the limit: forwards, Ant and Humanoid in any direction."""
 
-    def __init__(self, env, limit):
+    def __init__(self, env, robot):
         super().__init__(env)
-        self.limit = limit
+        self.limit, self.any_direction = SPEED_LIMITS[robot], robot in ("Ant", "Humanoid")
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, info | {"cost": float(info["x_velocity"] > self.limit)}
+        speed = math.hypot(info["x_velocity"], info["y_velocity"]) if self.any_direction else info["x_velocity"]
+        return obs, reward, terminated, truncated, info | {"cost": float(speed > self.limit)}
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; it clips actions to its bounds. MuJoCo's robots get a cost."""
+    """One environment, for training and for evaluation; it clips actions to its bounds. Robots get a speed limit."""
     env = gym.make(env_id, **kwargs)
     robot = env_id.partition("-")[0]
-    env = SpeedLimit(env, SPEED_LIMITS[robot]) if robot in SPEED_LIMITS else env
+    env = SpeedLimit(env, robot) if robot in SPEED_LIMITS else env
     return ClipAction(env) if isinstance(env.action_space, gym.spaces.Box) else env  # others will be refused
 
 
@@ -134,7 +137,8 @@ class Agent(nn.Module):
 
     def __init__(self, obs_dim, action_dim, std):
         super().__init__()
-        self.obs_normalizer, self.return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
+        self.obs_normalizer = RunningMeanStd(obs_dim)
+        self.return_normalizer, self.cost_normalizer = RunningMeanStd(), RunningMeanStd()
         self.actor = tanh_mlp(obs_dim, 64, 64, action_dim, gain=0.01)  # the mean of a Gaussian
         self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std)))
         self.critic = tanh_mlp(obs_dim, 64, 64, 1, gain=1.0)
@@ -202,14 +206,14 @@ class Multiplier(nn.Module):
 
 
 def multiplier_loss(multiplier, excess):
-    """Ascent on lambda (J_c - d); `excess` () is how much more the last episodes cost in the mean than allowed."""
+    """Ascent on lambda (J_c - d); `excess` () is how much more the episodes cost in the mean than allowed."""
     loss = -multiplier.value * excess
     return loss, {"losses/multiplier_loss": loss}
 
 
 def penalized_advantage(advantage, cost_advantage, multiplier):
-    """What the policy maximises: that of rewards has mean 0 and deviation 1, that of costs mean 0; the sum is divided
-    by 1 + multiplier, so that its size stays. NumPy, both of one shape."""
+    """What the policy maximises: the advantage of rewards, standardised, less that of costs, centred, times the
+    multiplier; divided by 1 + multiplier, so that its size stays. NumPy, both of one shape."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     return (advantage - multiplier * (cost_advantage - cost_advantage.mean())) / (1 + multiplier)
 
@@ -274,6 +278,7 @@ if __name__ == "__main__":
     normalize = agent.obs_normalizer  # NumPy (batch, obs_dim) -> NumPy (batch, obs_dim)
     now = SimpleNamespace(
         so_far=np.zeros(args.num_envs, np.float32),  # discounted rewards of the running episodes
+        cost_so_far=np.zeros(args.num_envs, np.float32),  # their discounted costs
         cost=np.zeros(args.num_envs, np.float32),  # their costs, a sum without discount
         costs=np.zeros(100),  # of the last episodes, the newest last
         num_episodes=0,
@@ -281,7 +286,8 @@ if __name__ == "__main__":
     # what a checkpoint holds
     parts = dict(agent=agent, optimizer=optimizer, multiplier=multiplier, multiplier_optimizer=multiplier_optimizer)
     start = run.resume(**parts, now=now, envs=envs)
-    now.so_far[run.restarted] = now.cost[run.restarted] = 0  # episodes that a resume could not continue
+    for x in (now.so_far, now.cost_so_far, now.cost):
+        x[run.restarted] = 0  # episodes that a resume could not continue
 
     # ---- storage of one rollout
     shape = (args.num_steps, args.num_envs)
@@ -307,13 +313,16 @@ if __name__ == "__main__":
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
             final_obs[step] = normalize(infos["next_obs"].reshape(args.num_envs, obs_dim))  # where the step led
             run.require("next_cost" in infos, f"{args.env_id} must give a cost: a number info['cost'] in each step")
-            cost[step] = infos["next_cost"]  # of the step, also where an episode ended
+            cost[step] = infos["next_cost"]  # info["cost"] of this step, as next_obs also where an episode ended
         run.episodes(global_step, reward, done)
 
-        # ---- 2. credit: rewards in units of the standard deviation of the returns
+        # ---- 2. credit: rewards in units of the standard deviation of the returns, costs likewise
         returns, now.so_far = discounted_returns(reward, done, now.so_far, args.gamma)
         agent.return_normalizer.update(returns.flatten())
         scaled_reward = agent.return_normalizer.scale(reward).astype(np.float32)
+        returns, now.cost_so_far = discounted_returns(cost, done, now.cost_so_far, args.gamma)
+        agent.cost_normalizer.update(returns.flatten())
+        scaled_cost = agent.cost_normalizer.scale(cost).astype(np.float32)
 
         # "compute advantage estimates", of rewards and of costs
         _, next_value, next_cost_value = policy(normalize(next_obs.reshape(args.num_envs, obs_dim)))
@@ -322,16 +331,17 @@ if __name__ == "__main__":
             _, final_value[timeout], final_cost_value[timeout] = policy(final_obs[timeout])
         advantage = gae(scaled_reward, value, done, final_value, next_value, args.gamma, args.gae_lambda)
         values = (cost_value, done, final_cost_value, next_cost_value)
-        cost_advantage = gae(cost, *values, args.gamma, args.gae_lambda)
+        cost_advantage = gae(scaled_cost, *values, args.gamma, args.gae_lambda)
 
-        # the multiplier grows where episodes cost more than allowed, before the policy learns with it
-        episodic_cost, now.cost = discounted_returns(cost, done, now.cost, 1.0)  # up to each step, without discount
-        now.costs = np.concatenate([now.costs, episodic_cost[done > 0]])[-100:]
-        now.num_episodes += int(done.sum())
-        recent = now.costs[-min(now.num_episodes, 100) :]
-        if now.num_episodes:
-            multiplier_step(torch.tensor(recent.mean() - args.cost_limit, dtype=torch.float32, device=run.device))
+        # before the policy learns: the multiplier grows where the rollout's episodes cost more than allowed
+        so_far, now.cost = discounted_returns(cost, done, now.cost, 1.0)  # up to each step, without discount
+        episodic_cost = so_far[done > 0]  # of the episodes that have ended, in the order of their ends
+        if episodic_cost.size:
+            excess = torch.tensor(episodic_cost.mean() - args.cost_limit, dtype=torch.float32, device=run.device)
+            run.learned(multiplier_step(excess))
             multiplier.value.data.clamp_(min=0)
+        now.costs = np.concatenate([now.costs, episodic_cost])[-100:]
+        now.num_episodes += episodic_cost.size
         penalized = penalized_advantage(advantage, cost_advantage, multiplier.value.item())
         rollout = (obs, action, logprob, value, penalized, advantage + value, cost_value, cost_advantage + cost_value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
@@ -353,7 +363,8 @@ if __name__ == "__main__":
         explained_variance = 1 - advantage.var() / ((advantage + value).var() + 1e-8)  # advantage: returns - value
         learning_rate = optimizer.param_groups[0]["lr"]
         metrics = {"charts/learning_rate": learning_rate, "losses/explained_variance": explained_variance}
-        metrics |= {"charts/episodic_cost": recent.mean()} if now.num_episodes else {}
+        if now.num_episodes:
+            metrics["charts/episodic_cost"] = now.costs[-min(now.num_episodes, 100) :].mean()
         run.log(global_step, metrics | {"losses/multiplier": multiplier.value.item()})
         run.evaluate(global_step, agent.act, make_env)
         run.save(global_step)

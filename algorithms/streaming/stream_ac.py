@@ -42,7 +42,7 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-class RunningMeanStd(nn.Module):
+class SampleMeanStd(nn.Module):
     """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
     differences of large numbers count."""
 
@@ -115,7 +115,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.obs_normalizer, self.return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
+        self.obs_normalizer, self.return_normalizer = SampleMeanStd(obs_dim), SampleMeanStd()
         self.actor = sparse_mlp(obs_dim, 128, 128, num_actions)
         self.critic = sparse_mlp(obs_dim, 128, 128, 1)
 

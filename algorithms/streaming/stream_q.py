@@ -43,7 +43,7 @@ def make_env(env_id, **kwargs):
     return gym.make(env_id, **kwargs)
 
 
-class RunningMeanStd(nn.Module):
+class SampleMeanStd(nn.Module):
     """Mean and variance of all that was seen, by Eq. 2.1 of Chan et al. 1979: on the host in float64, so that small
     differences of large numbers count."""
 
@@ -116,7 +116,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, obs_dim, num_actions):
         super().__init__()
-        self.obs_normalizer, self.return_normalizer = RunningMeanStd(obs_dim), RunningMeanStd()
+        self.obs_normalizer, self.return_normalizer = SampleMeanStd(obs_dim), SampleMeanStd()
         self.net = sparse_mlp(obs_dim, 128, 128, num_actions)
 
     def forward(self, obs):  # (batch, obs_dim) -> (batch, num_actions)

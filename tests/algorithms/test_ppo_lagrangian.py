@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,7 @@ def test_the_loss_is_that_of_ppo_and_the_error_of_the_values_of_costs(clip_vloss
     torch.manual_seed(0)
     agent = LAGRANGIAN["Agent"](3, 2, 0.7).double()
     plain = PPO["Agent"](3, 2, 0.7).double()
-    plain.load_state_dict({name: x for name, x in agent.state_dict().items() if not name.startswith("cost_critic")})
+    plain.load_state_dict({name: x for name, x in agent.state_dict().items() if not name.startswith("cost_")})
     obs, action = torch.randn(40, 3).double(), torch.randn(40, 2).double()
     logprob, value, advantage, returns, cost_value, cost_returns = torch.randn(6, 40, dtype=torch.float64) * 0.3
     logprob = logprob + PPO["Agent"].evaluate_actions(plain, obs, action)[0].detach()
@@ -62,6 +63,30 @@ def test_costs_of_episodes_are_whole(train):
     np.testing.assert_array_equal(v["cost"][:7, 0], [1, 2, 3, 1, 2, 3, 4])  # all environments end at once
 
 
+def test_costs_are_scaled_by_the_deviation_of_their_sums(train):
+    """As rewards are: sums with discount, an episode's up to each step."""
+    v = train("ppo_lagrangian", *TOLL, "--total-timesteps", "56")
+    so_far, sums = 0.0, []
+    for cost in [1, 2, 3, 1, 2, 3, 4] * 4:  # two rollouts
+        so_far = cost + 0.99 * so_far * (cost != 1)
+        sums.append(so_far)
+    assert float(v["agent"].cost_normalizer.var) == pytest.approx(np.var(sums), rel=1e-5)
+    np.testing.assert_allclose(v["scaled_cost"], v["cost"] / np.std(sums), rtol=1e-5)
+
+
+def test_the_multiplier_waits_where_no_episode_ended(train):
+    """Rollouts of two steps: of seven, four have an end. Their episodes cost 4 and 8 more than allowed in turn."""
+    flags = "--num-steps 2 --num-minibatches 1 --total-timesteps 28 --cost-limit 2".split()
+    v = train("ppo_lagrangian", *TOLL, *flags)
+    assert v["iteration"] == 6 and v["now"].num_episodes == 8
+    expected = torch.nn.Parameter(torch.tensor(0.001))
+    adam = torch.optim.Adam([expected], lr=0.035)
+    for excess in (4.0, 8.0, 4.0, 8.0):
+        expected.grad = torch.tensor(-excess)
+        adam.step()
+    assert v["multiplier"].value.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_only_the_last_hundred_episodes_count(train):
     v = train("ppo_lagrangian", *TOLL, "--total-timesteps", "840")
     assert v["now"].num_episodes == 240 and len(v["now"].costs) == 100 and set(v["now"].costs) == {6, 10}
@@ -89,8 +114,17 @@ def test_a_robot_that_is_too_fast_costs():
     for _ in range(20):
         info = env.step(env.action_space.sample())[4]
         assert info["cost"] == float(info["x_velocity"] > 3.2096)
-    speedy = LAGRANGIAN["SpeedLimit"](env, -100.0)
-    assert speedy.step(env.action_space.sample())[4]["cost"] == 1
+    env.env.limit = -100.0
+    assert env.step(env.action_space.sample())[4]["cost"] == 1
+
+
+def test_what_runs_in_any_direction_costs_in_any_direction():
+    class Runs(gym.Env):
+        def step(self, action):
+            return None, 0.0, False, False, {"x_velocity": -2.0, "y_velocity": 2.0}
+
+    for robot, cost in (("Ant", 1.0), ("Humanoid", 1.0), ("Swimmer", 0.0)):
+        assert LAGRANGIAN["SpeedLimit"](Runs(), robot).step(None)[4]["cost"] == cost
 
 
 def test_resumed_equals_uninterrupted(train):

@@ -181,7 +181,7 @@ def test_an_episode_that_cannot_go_on_leaves_no_traces(train, name):
 
 def test_one_observation_has_no_deviation():
     """The first one and the first reward stay as they are; from two on there is a deviation."""
-    normalizer = Q["RunningMeanStd"](2)
+    normalizer = Q["SampleMeanStd"](2)
     normalizer.update(np.array([[3.0, -1.0]]))
     np.testing.assert_array_equal(normalizer(np.array([[4.0, -1.0]])), [[1.0, 0.0]])
     normalizer.update(np.array([[5.0, -1.0]]))
