@@ -39,7 +39,7 @@ class Args(RunArgs):
     warmup_examples: int = 500  # right answers from which the warm-up learns, again and again
     warmup_batch_size: int = 64  # of these per gradient step
     warmup_fraction: float = 0.2  # fraction of total_timesteps that the warm-up takes at most, from 0 to 1
-    warmup_exact: float = 0.25  # fraction of greedy answers to new prompts that ends it when exact, from 0 to 1
+    warmup_exact: float = 0.25  # it ends once greedy answers to new prompts have this mean reward, from 0 to 1
     num_prompts: int = 32  # prompts per iteration
     group_size: int = 16  # G, answers to each prompt
     num_updates: int = 2  # mu, gradient steps per iteration, each on all answers
@@ -51,9 +51,9 @@ class Args(RunArgs):
     clip_high: float = 0.2  # the same for ratios above 1 (0.28 in DAPO)
     kl_coef: float = 0.04  # beta of Eq. 3 (0 in Dr. GRPO and DAPO)
     baseline: Literal["group", "others", "critic", "none"] = "group"  # mean of the group or of its others (RLOO), value
-    std_norm: bool = True  # divide advantages by the standard deviation of the group (not in Dr. GRPO, RLOO)
+    std_norm: bool = True  # divide a group's advantages by its standard deviation (not in Dr. GRPO, RLOO)
     mean_over: Literal["answers", "tokens", "places"] = "answers"  # tokens in DAPO, places in Dr. GRPO: see the page
-    drop_equal_groups: bool = False  # leave out groups whose answers all have the same reward (DAPO)
+    drop_equal_groups: bool = False  # leave out groups whose answers have equal rewards (DAPO, which draws others)
     vf_coef: float = 0.5  # weight of the error of the values with --baseline critic
     num_layers: int = 2  # layers of the transformer
     num_heads: int = 4  # attention heads of a layer
@@ -152,7 +152,7 @@ class Agent(nn.Module):
         tokens, past, columns = prompt, None, []
         for place in range(self.answer_length):
             logprobs, value, past = self(tokens, past)
-            if place == 0:  # all answers to a prompt begin with what its tokens have left
+            if place == 0:  # keys and values of a prompt are computed once for all of its answers
                 logprobs, value, *past = (x.repeat_interleave(group_size, 0) for x in (logprobs, value, *past))
                 ended = torch.zeros_like(value[:, -1], dtype=torch.bool)
             choices = logprobs[:, -1]  # (n * group_size, num_tokens)
@@ -220,8 +220,8 @@ def grpo_loss(agent, batch, args):
     reference_kl = (batch.weight * (log_x.exp() - log_x - 1)).sum()  # Eq. 4
     loss = -(objective - args.kl_coef * reference_kl)
 
-    mask = token_weights(answer_mask(batch.answer), "tokens")
-    value_loss = 0.5 * (mask * (value - batch.returns) ** 2).sum()
+    weight = token_weights(answer_mask(batch.answer), "tokens")  # of means over all tokens
+    value_loss = 0.5 * (weight * (value - batch.returns) ** 2).sum()
     if args.baseline == "critic":
         loss = loss + args.vf_coef * value_loss
     with torch.no_grad():
@@ -229,9 +229,9 @@ def grpo_loss(agent, batch, args):
             "losses/policy_loss": -objective,
             "losses/value_loss": value_loss,
             "losses/reference_kl": reference_kl,
-            "losses/entropy": (mask * entropy).sum(),
-            "losses/approx_kl": (mask * (ratio - 1 - logratio)).sum(),  # k3 of http://joschu.net/blog/kl-approx.html
-            "losses/clipfrac": (mask * ((ratio < 1 - args.clip_coef) | (ratio > 1 + args.clip_high))).sum(),
+            "losses/entropy": (weight * entropy).sum(),
+            "losses/approx_kl": (weight * (ratio - 1 - logratio)).sum(),  # k3 of http://joschu.net/blog/kl-approx.html
+            "losses/clipfrac": (weight * ((ratio < 1 - args.clip_coef) | (ratio > 1 + args.clip_high))).sum(),
         }
     return loss, metrics
 
@@ -250,10 +250,13 @@ if __name__ == "__main__":
     batch_size = args.num_prompts * args.group_size
     total = args.total_timesteps
     warmup_iterations = int(args.warmup_fraction * total) // args.warmup_batch_size
-    left = total - warmup_iterations * args.warmup_batch_size  # at least
+    left = total - warmup_iterations * args.warmup_batch_size  # answers after a warm-up that takes all it may
     sentence = f"--total-timesteps {total} leaves no iteration of {batch_size} answers after the warm-up"
     run.require(left >= batch_size, sentence)
     run.require(args.group_size > 1, "--group-size must be at least 2")
+    by_group = args.baseline in ("group", "others")  # so that equal rewards have advantage 0
+    run.require(by_group or args.baseline == "critic" or not args.std_norm, "--baseline none needs --no-std-norm")
+    run.require(by_group or not args.drop_equal_groups, "--drop-equal-groups needs --baseline group or others")
     run.require(args.temperature > 0, "--temperature must be more than 0")
     equal = args.width % args.num_heads == 0
     run.require(equal, f"--width {args.width} must be a multiple of the {args.num_heads} of --num-heads")
@@ -266,10 +269,11 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(grpo_loss, agent, optimizer, args.max_grad_norm)
     examples = task.examples(args.warmup_examples, seed=np.random.randint(2**31))  # prompts, right answers
     examples = [torch.as_tensor(x, device=run.device) for x in examples]
-    now = SimpleNamespace(warmup_steps=0, exact=0.0)  # answers shown so far, and what came of it
+    now = SimpleNamespace(warmup_steps=0, exact=0.0)  # answers shown so far; mean reward of the last greedy ones
     start = run.resume(agent=agent, reference=reference, optimizer=optimizer, now=now)  # what a checkpoint holds
 
     # ---- warm-up: as long as no answer is right all rewards are 0, and so are all advantages
+    # (two loops: a resumed run goes on with iteration `start` of the one in which it was saved)
     for iteration in run.loop(start, warmup_iterations, last=False):
         if now.exact >= args.warmup_exact:
             break
@@ -285,7 +289,7 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/warmup_exact": now.exact})
         run.save(global_step)
 
-    # ---- reinforcement learning, with the answers that the warm-up has left
+    # ---- reinforcement learning: the rest of total_timesteps
     num_iterations = (total - now.warmup_steps) // batch_size
     for iteration in run.loop(start, num_iterations):
         global_step = now.warmup_steps + (iteration + 1) * batch_size
@@ -303,7 +307,7 @@ if __name__ == "__main__":
         # ---- 2. credit: advantages within each group; all tokens of an answer have that of the answer
         mask = answer_mask(answer)
         reward = torch.as_tensor(reward, device=run.device).view(-1, args.group_size)
-        equal = reward.amin(1) == reward.amax(1)  # groups from which nothing is learned
+        equal = reward.amin(1) == reward.amax(1)  # whether all answers to a prompt are as good
         returns = reward.flatten()[:, None].expand_as(mask)
         if args.baseline == "critic":
             advantage = returns - value

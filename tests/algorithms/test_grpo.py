@@ -296,6 +296,8 @@ def test_learns_to_reverse(train):
         (["--env-id", "CartPole-v1"], "CartPole-v1 is not a task of text, as text/reverse-8 is; use ppo_multi"),
         (["--env-id", "text/reverse-80"], "there is no environment text/reverse-80; did you mean text/reverse-"),
         (["--env-id", "solorl.games:games/TwoNumbers-v0"], "is not a task of text: it has no `examples` and `rewards`"),
+        (["--baseline", "none"], "--baseline none needs --no-std-norm"),
+        (["--baseline", "critic", "--drop-equal-groups"], "--drop-equal-groups needs --baseline group or others"),
         (["--baseline", "mean"], "--baseline must be group or others or critic or none, got 'mean'"),
     ],
 )  # fmt: skip
