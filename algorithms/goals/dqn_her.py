@@ -9,7 +9,7 @@ Paper     Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495; DQN: Mnih 
 Run       solo train dqn_her --env-id games/BitFlip15-v0
 Spaces    dict -> discrete, with goals
 Differs   from dqn.py: networks see the observation and the goal; the goal of most sampled transitions is replaced by
-          one that their episode reached later, and their reward is computed again
+          one that their episode reached later; rewards and ends are those of that goal
 Not for   continuous actions: sac_her.py; observations without goals: dqn.py
 Details   docs/algorithms/dqn_her.md
 """
@@ -71,6 +71,11 @@ def has_goals(env):
     return vectors and env.has_wrapper_attr("compute_reward")
 
 
+def never_ends(achieved_goal, desired_goal, info):  # two (batch, goal_dim) -> (batch,)
+    """For environments whose episodes do not end at the goal, which need not have compute_terminated."""
+    return np.zeros(len(achieved_goal), bool)
+
+
 def joined(obs):
     """What the networks see of a batch of observations: NumPy, entries -> (batch, obs_dim + goal_dim)."""
     return np.concatenate([obs["observation"], obs["desired_goal"]], 1, dtype=np.float32)
@@ -111,7 +116,7 @@ class GoalReplay:
                 return last
             last[continues] = following[continues]
 
-    def sample(self, batch_size, k, strategy, compute_reward, device):
+    def sample(self, batch_size, k, strategy, compute_reward, compute_terminated, device):
         """A Batch of transitions drawn uniformly with replacement. With probability k / (k + 1) the goal of one is
         replaced by what it or a later step of its episode reached (`strategy`: any of them, or the last one)."""
         number = np.random.randint(max(0, self.inserted - self.capacity), self.inserted, size=batch_size)
@@ -121,11 +126,12 @@ class GoalReplay:
         rows = SimpleNamespace(**{name: array[number % self.capacity] for name, array in self.arrays.items()})
         replaced = np.random.random(batch_size) < k / (k + 1)
         goal = np.where(replaced[:, None], self.arrays["achieved"][later % self.capacity], rows.goal)
-        # of the goal that the step has reached, not of the one before it; what does not depend on goals is kept
+        # the reward is that of where the step has led; its part that does not depend on goals, as of a crash, is kept
         own, new = (compute_reward(rows.achieved, each, {}) for each in (rows.goal, goal))
         reward = (rows.reward + (new - own)).astype(np.float32)
         obs, next_obs = np.concatenate([rows.obs, goal], 1), np.concatenate([rows.next_obs, goal], 1)
-        columns = (obs, rows.action, reward, rows.done, next_obs)
+        done = np.maximum(rows.done, compute_terminated(rows.achieved, goal, {}))  # some tasks end at the goal
+        columns = (obs, rows.action, reward, done, next_obs)
         return Batch(*(torch.from_numpy(column).to(device) for column in columns))
 
 
@@ -178,7 +184,8 @@ if __name__ == "__main__":
     goal_env = make_env(args.env_id)
     sentence = f"{args.env_id} must have compute_reward and vectors observation, achieved_goal and desired_goal"
     run.require(has_goals(goal_env), sentence)
-    compute_reward = goal_env.get_wrapper_attr("compute_reward")
+    compute_reward, ends = goal_env.get_wrapper_attr("compute_reward"), goal_env.has_wrapper_attr("compute_terminated")
+    compute_terminated = goal_env.get_wrapper_attr("compute_terminated") if ends else never_ends
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps
@@ -218,7 +225,7 @@ if __name__ == "__main__":
                 action[step] = np.where(greedy[step], q_values(joined(obs)).argmax(1), action[step])
             current_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             over[step], next_obs = terminated | truncated, infos["next_obs"]  # next_obs: what the step led to
-            if global_step <= args.learning_starts:  # the end of a task may be rewarded in its own way
+            if global_step <= args.learning_starts:  # a check, except at ends, which may be rewarded in their own way
                 again = compute_reward(next_obs["achieved_goal"], obs["desired_goal"], {})
                 sentence = f"compute_reward of {args.env_id} gives {again}, but the rewards were {reward[step]}"
                 run.require((np.isclose(again, reward[step], atol=1e-4) | terminated).all(), sentence)
@@ -231,7 +238,7 @@ if __name__ == "__main__":
 
         # ---- 3. learn: a gradient step every train_frequency environment steps, after learning_starts
         enough = replay.inserted >= args.learning_starts  # resuming without --save-replay empties the buffer
-        goals = (args.n_sampled_goal, args.goal_strategy, compute_reward)
+        goals = (args.n_sampled_goal, args.goal_strategy, compute_reward, compute_terminated)
         for env_step in range(global_step - batch_steps + 1, global_step + 1):
             if enough and env_step > args.learning_starts and env_step % args.train_frequency == 0:
                 batch = replay.sample(args.batch_size, *goals, run.device)

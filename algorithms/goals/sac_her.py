@@ -91,6 +91,11 @@ def has_goals(env):
     return vectors and env.has_wrapper_attr("compute_reward")
 
 
+def never_ends(achieved_goal, desired_goal, info):  # two (batch, goal_dim) -> (batch,)
+    """For environments whose episodes do not end at the goal, which need not have compute_terminated."""
+    return np.zeros(len(achieved_goal), bool)
+
+
 def joined(obs):
     """What the networks see of a batch of observations: NumPy, entries -> (batch, obs_dim + goal_dim)."""
     return np.concatenate([obs["observation"], obs["desired_goal"]], 1, dtype=np.float32)
@@ -131,7 +136,7 @@ class GoalReplay:
                 return last
             last[continues] = following[continues]
 
-    def sample(self, batch_size, k, strategy, compute_reward, device):
+    def sample(self, batch_size, k, strategy, compute_reward, compute_terminated, device):
         """A Batch of transitions drawn uniformly with replacement. With probability k / (k + 1) the goal of one is
         replaced by what it or a later step of its episode reached (`strategy`: any of them, or the last one)."""
         number = np.random.randint(max(0, self.inserted - self.capacity), self.inserted, size=batch_size)
@@ -141,11 +146,12 @@ class GoalReplay:
         rows = SimpleNamespace(**{name: array[number % self.capacity] for name, array in self.arrays.items()})
         replaced = np.random.random(batch_size) < k / (k + 1)
         goal = np.where(replaced[:, None], self.arrays["achieved"][later % self.capacity], rows.goal)
-        # of the goal that the step has reached, not of the one before it; what does not depend on goals is kept
+        # the reward is that of where the step has led; its part that does not depend on goals, as of a crash, is kept
         own, new = (compute_reward(rows.achieved, each, {}) for each in (rows.goal, goal))
         reward = (rows.reward + (new - own)).astype(np.float32)
         obs, next_obs = np.concatenate([rows.obs, goal], 1), np.concatenate([rows.next_obs, goal], 1)
-        columns = (obs, rows.action, reward, rows.done, next_obs)
+        done = np.maximum(rows.done, compute_terminated(rows.achieved, goal, {}))  # some tasks end at the goal
+        columns = (obs, rows.action, reward, done, next_obs)
         return Batch(*(torch.from_numpy(column).to(device) for column in columns))
 
 
@@ -261,7 +267,8 @@ if __name__ == "__main__":
     goal_env = make_env(args.env_id)
     sentence = f"{args.env_id} must have compute_reward and vectors observation, achieved_goal and desired_goal"
     run.require(has_goals(goal_env), sentence)
-    compute_reward = goal_env.get_wrapper_attr("compute_reward")
+    compute_reward, ends = goal_env.get_wrapper_attr("compute_reward"), goal_env.has_wrapper_attr("compute_terminated")
+    compute_terminated = goal_env.get_wrapper_attr("compute_terminated") if ends else never_ends
     num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
     obs_dim = spaces["observation"].shape[0] + spaces["desired_goal"].shape[0]  # of what the networks see
     action_dim = space.shape[0]
@@ -297,7 +304,7 @@ if __name__ == "__main__":
         current_obs, reward, terminated, truncated, infos = envs.step(action)  # current_obs: for the next action
         next_obs = infos["next_obs"]  # what the step led to: not current_obs where an episode ended
         run.episodes(global_step, reward, terminated | truncated)
-        if global_step <= args.learning_starts:  # the end of a task may be rewarded in its own way
+        if global_step <= args.learning_starts:  # a check, except at ends, which may be rewarded in their own way
             again = compute_reward(next_obs["achieved_goal"], obs["desired_goal"], {})
             sentence = f"compute_reward of {args.env_id} gives {again}, but the rewards were {reward}"
             run.require((np.isclose(again, reward, atol=1e-4) | terminated).all(), sentence)
@@ -309,7 +316,7 @@ if __name__ == "__main__":
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
         # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
-        goals = (args.n_sampled_goal, args.goal_strategy, compute_reward)
+        goals = (args.n_sampled_goal, args.goal_strategy, compute_reward, compute_terminated)
         enough = replay.inserted >= max(args.batch_size, args.learning_starts)
         for update in due_updates(args, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)

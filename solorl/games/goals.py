@@ -10,12 +10,12 @@ import numpy as np
 class GoalGame(gym.Env[Any, Any]):
     """What both games share: observations are a Dict of `observation`, `achieved_goal`, which is the same here, and
     `desired_goal`. `compute_reward(achieved_goal, desired_goal, info)` takes batches, too: 0 where the goal is reached,
-    else -1. `info["is_success"]` says which it was."""
+    else -1; `compute_terminated` likewise, whether an episode ends there. `info["is_success"]` says which it was."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5, "numbers": ["is_success"]}  # noqa: RUF012
 
-    def __init__(self, low: float, size: int, steps: int, render_mode: str | None):
-        self.steps, self.render_mode = steps, render_mode
+    def __init__(self, low: float, size: int, steps: int, ends: bool, render_mode: str | None):
+        self.steps, self.ends, self.render_mode = steps, ends, render_mode
         names, box = ("observation", "achieved_goal", "desired_goal"), gym.spaces.Box(low, 1.0, (size,), np.float32)
         self.observation_space = gym.spaces.Dict({name: copy(box) for name in names})
 
@@ -23,10 +23,10 @@ class GoalGame(gym.Env[Any, Any]):
         self.place, self.goal, self.time = np.asarray(place, np.float32), np.asarray(goal, np.float32), 0
         return self._obs(), {"is_success": False}
 
-    def _move(self, place: np.ndarray, ends: bool) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _move(self, place: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.place, self.time = np.asarray(place, np.float32), self.time + 1
         reward = float(self.compute_reward(self.place, self.goal, {}))
-        return self._obs(), reward, ends and reward == 0, self.time == self.steps, {"is_success": reward == 0}
+        return self._obs(), reward, self.ends and reward == 0, self.time == self.steps, {"is_success": reward == 0}
 
     def _obs(self) -> dict[str, np.ndarray]:
         return {"observation": self.place, "achieved_goal": self.place, "desired_goal": self.goal.copy()}
@@ -34,6 +34,10 @@ class GoalGame(gym.Env[Any, Any]):
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
         """Goals (..., size) -> rewards (...)."""
         return np.where(np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.05, 0.0, -1.0)
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        """Goals (..., size) -> whether the task is over (...)."""
+        return self.ends & (self.compute_reward(achieved_goal, desired_goal, info) == 0)
 
 
 class BitFlip(GoalGame):
@@ -45,7 +49,7 @@ class BitFlip(GoalGame):
     """
 
     def __init__(self, bits: int = 15, render_mode: str | None = None):
-        super().__init__(0.0, bits, bits, render_mode)
+        super().__init__(0.0, bits, bits, True, render_mode)
         self.action_space = gym.spaces.Discrete(bits)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -55,7 +59,7 @@ class BitFlip(GoalGame):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
-        return self._move(np.abs(self.place - np.eye(self.steps)[int(action)]), ends=True)
+        return self._move(np.abs(self.place - np.eye(self.steps)[int(action)]))
 
     def best_action(self) -> int:
         """The first bit that is wrong."""
@@ -77,7 +81,7 @@ class PointReach(GoalGame):
     """
 
     def __init__(self, render_mode: str | None = None):
-        super().__init__(-1.0, 2, 50, render_mode)
+        super().__init__(-1.0, 2, 50, False, render_mode)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -87,7 +91,7 @@ class PointReach(GoalGame):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
-        return self._move(np.clip(self.place + 0.05 * np.clip(action, -1, 1), -1, 1), ends=False)
+        return self._move(np.clip(self.place + 0.05 * np.clip(action, -1, 1), -1, 1))
 
     def best_action(self) -> np.ndarray:
         """Straight to the goal."""

@@ -12,7 +12,7 @@ PARKING = np.array([1, 0.3, 0, 0, 0.02, 0.02])  # weights of position, velocity 
 
 class EnvPoolGoals(gym.ObservationWrapper):
     """One environment of EnvPool: a Dict of `observation`, `achieved_goal` and `desired_goal`, of float32;
-    `compute_reward(achieved_goal, desired_goal, info)`, also of batches."""
+    `compute_reward(achieved_goal, desired_goal, info)` and `compute_terminated`, also of batches."""
 
     def __init__(self, env_id: str, near: float, offset: float):
         super().__init__(EnvPoolEnv(env_id))
@@ -29,3 +29,7 @@ class EnvPoolGoals(gym.ObservationWrapper):
         """Goals (..., size) -> rewards (...), without the penalty of a crash."""
         apart = np.abs(achieved_goal - desired_goal)
         return -np.sqrt(apart @ PARKING) if self.parks else (np.linalg.norm(apart, axis=-1) < self.near) + self.offset
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        """Goals (..., size) -> whether the task is over (...), as where a car is parked."""
+        return self.parks & (self.compute_reward(achieved_goal, desired_goal, info) > -0.12)

@@ -17,16 +17,10 @@ class TwoSenses(gym.Env[Any, Any]):
 
     def __init__(self, hide: str | None = None, continuous: bool = False):
         self.hide, self.continuous = hide, continuous
-        entries: dict[str, gym.Space] = {
-            "image": gym.spaces.Box(0, 255, (8, 8, 1), np.uint8),
-            "vector": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
-        }
-        if hide is not None and hide not in entries:
-            raise ValueError(f"hide must be one of {', '.join(entries)}, not {hide!r}")
-        self.observation_space = gym.spaces.Dict(entries)
-        self.action_space: gym.Space = gym.spaces.Discrete(2)
-        if continuous:
-            self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        image, vector = gym.spaces.Box(0, 255, (8, 8, 1), np.uint8), gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = gym.spaces.Dict({"image": image, "vector": vector})
+        yes_or_no, sign = gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space: gym.Space = sign if continuous else yes_or_no
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         """See `gymnasium.Env.reset`."""

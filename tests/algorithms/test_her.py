@@ -29,6 +29,10 @@ def minus_distance(achieved, desired, info):
     return -np.abs(achieved - desired).sum(-1)
 
 
+def never(achieved, desired, info):
+    return np.zeros(len(achieved), bool)
+
+
 def filled(capacity, num_envs=4, steps=40, seed=0):
     """A buffer of random episodes, and the record: (environment, step) -> what was inserted. An achieved goal names the
     environment and the step, so that it says of which row it is; an episode's goal is negative. A terminal step costs
@@ -81,7 +85,7 @@ def test_goals_are_those_that_the_episode_reached_later(capacity, strategy):
     replay, record = filled(capacity)
     np.random.seed(0)
     size = 30_000
-    batch, seen = replay.sample(size, ALWAYS, strategy, minus_distance, "cpu"), {}
+    batch, seen = replay.sample(size, ALWAYS, strategy, minus_distance, never, "cpu"), {}
     for row in range(size):
         seen.setdefault(place(batch, row), Counter())[batch.obs[row, 1].item()] += 1
     left = [(n % 4, n // 4) for n in range(max(0, 160 - capacity), 160)]
@@ -112,7 +116,7 @@ def test_of_k_plus_1_transitions_k_have_another_goal(k):
     replay, record = filled(64)
     np.random.seed(0)
     size = 4_000
-    batch, replaced = replay.sample(size, k, "future", minus_distance, "cpu"), 0
+    batch, replaced = replay.sample(size, k, "future", minus_distance, never, "cpu"), 0
     for row in range(size):
         obs, goal, action, reward, done, next_obs, achieved, _ = record[place(batch, row)]
         new = batch.obs[row, 1]
@@ -123,6 +127,31 @@ def test_of_k_plus_1_transitions_k_have_another_goal(k):
         expected = -abs(achieved.item() - new.item()) - 100 * done
         assert batch.reward[row].item() == pytest.approx(expected, abs=0.2)
     assert replaced / size == pytest.approx(k / (k + 1), abs=5 * 0.5 / size**0.5 if k else 0)
+
+
+def test_a_step_to_a_replaced_goal_ends_the_task_where_reaching_does():
+    """Before, its target had the value of a state from which the goal cannot be reached again but by leaving it. A crash
+    stays an end; with a goal that was not reached nothing changes."""
+    replay, record = filled(64)
+    np.random.seed(0)
+    arrives = lambda achieved, goal, info: (achieved == goal).all(1)  # noqa: E731
+    batch, ends = replay.sample(4_000, 1, "future", minus_distance, arrives, "cpu"), Counter()
+    for row in range(4_000):
+        reached, crashed = batch.next_obs[row, 0] == batch.next_obs[row, 1], record[place(batch, row)][4]
+        assert batch.done[row] == (reached or bool(crashed))
+        ends[bool(reached), bool(crashed)] += 1
+    assert len(ends) == 4 and min(ends.values()) > 20
+
+
+@EITHER
+def test_the_task_says_where_it_ends(name, train):
+    """Where an environment has no compute_terminated, nothing ends at the goal."""
+    v = train(name, "--env-id", ENVS[name], *SMALL[name])
+    assert not v["compute_terminated"](np.zeros((3, 1)), np.zeros((3, 1)), {}).any()
+    env_id, size = ("games/BitFlip15-v0", 15) if name == "dqn_her" else ("games/PointReach-v0", 2)
+    v = train(name, "--env-id", env_id, *SMALL[name])
+    achieved, goal = np.zeros((2, size)), np.stack([np.zeros(size), np.eye(size)[0]])
+    assert v["compute_terminated"](achieved, goal, {}).tolist() == [name == "dqn_her", False]
 
 
 def test_the_rewards_are_those_of_the_task_with_the_other_goal():
