@@ -190,7 +190,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)

@@ -7,9 +7,9 @@
 Paper     Yarats et al. 2022, https://arxiv.org/abs/2107.09645 ("Eq. n" below)
 Run       solo train drq_v2 --env-id games/PoleImage-v0
 Spaces    image -> continuous
-Differs   relatives ddpg_continuous_action.py: images as in dqn_image.py, each shifted at random; an encoder,
-          which learns from the loss of two critics only; returns of several steps; noise by a schedule, clipped in
-          targets
+Differs   relatives ddpg_continuous_action.py: images as in dqn_image.py, each shifted at random by whole pixels; an
+          encoder, which learns from the loss of two critics only; returns of several steps; noise by a schedule,
+          clipped in targets
 Not for   vector observations: sac_continuous_action.py; discrete actions: dqn_image.py; Atari games: dqn_atari.py
 Details   docs/algorithms/drq_v2.md
 """
@@ -52,7 +52,7 @@ class Args(RunArgs):
     end_std: float = 0.1  # final standard deviation of the noise on actions
     noise_fraction: float = 0.5  # fraction of total_timesteps over which the noise is annealed, from 0 to 1
     noise_clip: float = 0.3  # largest noise on actions in the losses; inf: do not clip
-    feature_dim: int = 50  # features that an actor or the critics make of those of the encoder
+    feature_dim: int = 50  # outputs of the layer after the encoder, of which actor and critics have one each
     hidden_dim: int = 256  # units of the hidden layers
 
 
@@ -244,7 +244,7 @@ def orthogonal_init(module, gain):
 
 
 class PixelEncoder(nn.Module):
-    """Four convolutions of 32 filters, without a loss of pixels but that of the first stride."""
+    """Four convolutions of 32 filters without padding; only the first one has stride 2."""
 
     def __init__(self, obs_shape):
         super().__init__()
@@ -330,7 +330,7 @@ def drq_critic_loss(agent, target_critic, batch, std, args):
 
 
 def drq_actor_loss(agent, features, std, args):
-    """The negative of the value that Eq. 2 ascends, and the metrics. The features give no gradient to the encoder."""
+    """The negative of the value that Eq. 2 ascends, and the metrics. The features come detached from the encoder."""
     action = with_noise(agent.actor(features), std, args.noise_clip)
     loss = -torch.min(*agent.critic(features, action)).mean()
     return loss, {"losses/actor_loss": loss}
@@ -366,7 +366,7 @@ if __name__ == "__main__":
     run.require(not args.grey or obs_shape[0] == args.num_frames, sentence)
     sentence = f"images of {obs_shape[1]} x {obs_shape[2]} pixels are too small: --size must be at least 15"
     run.require(min(obs_shape[1:]) >= 15, sentence)
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     least = 2 * (args.num_frames + args.n_step) * args.num_envs
     sentence = f"--buffer-size must be at least {least}, the images of a transition in every environment"
     run.require(args.buffer_size >= least, sentence)
@@ -376,7 +376,7 @@ if __name__ == "__main__":
     learn_critic = [*agent.encoder.parameters(), *agent.critic.parameters()]
     critic_optimizer = torch.optim.Adam(learn_critic, lr=args.learning_rate)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.learning_rate)
-    # metrics, features = critic_step(*inputs): an optimiser step on drq_critic_loss(agent, *inputs)
+    # metrics, features = critic_step(*inputs): an optimiser step on drq_critic_loss(agent, *inputs), outputs detached
     critic_step = run.gradient_step(drq_critic_loss, agent, critic_optimizer)
     actor_step = run.gradient_step(drq_actor_loss, agent, actor_optimizer)
     channels = obs_shape[0] // args.num_frames  # of one image

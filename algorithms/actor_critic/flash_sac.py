@@ -335,7 +335,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     run.require(args.n_atoms > 1, f"--n-atoms must be 2 or more, got {args.n_atoms}")
     run.require(args.max_value > 0 and args.target_std > 0, "--max-value and --target-std must be greater than 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
@@ -352,7 +352,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.learning_rate)
     # critic_step(*inputs): an optimiser step on flash_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(flash_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(flash_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(flash_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     return_statistics = RunningMeanStd()

@@ -257,7 +257,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
     run.require(args.width % 16 == 0, f"--width {args.width} must be a multiple of 16")
 
@@ -271,7 +271,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
     # critic_step(*inputs): an optimiser step on mod_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(mod_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = Replay(args.buffer_size, obs_dim, space)
     # what a checkpoint holds; the replay only with --save-replay

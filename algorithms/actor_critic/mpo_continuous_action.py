@@ -5,12 +5,13 @@
 """Maximum a posteriori policy optimisation (MPO), continuous actions, vector observations.
 
 Paper     Abdolmaleki et al. 2018, https://arxiv.org/abs/1806.06920
-          mean and deviation apart: Abdolmaleki et al. 2018, https://arxiv.org/abs/1812.02256
+          bounds for mean and standard deviation apart: Abdolmaleki et al. 2018, https://arxiv.org/abs/1812.02256
           penalty of actions out of bounds: Abdolmaleki et al. 2020, https://arxiv.org/abs/2005.07513
 Run       solo train mpo_continuous_action --env-id envpool/CartpoleSwingup-v1
 Spaces    vector -> continuous
 Differs   from sac_nstep.py: the actor imitates actions that were drawn from the previous policy, better ones more; how
-          far it may move is bounded; no entropy in the reward; one critic, larger networks, hard target updates
+          far it may move is bounded; no entropy in the reward; one critic, larger networks, hard target updates.
+          The paper's critic uses Retrace, here returns of n steps are not corrected
 Not for   discrete actions: sac_discrete.py
 Details   docs/algorithms/mpo_continuous_action.md
 """
@@ -48,12 +49,12 @@ class Args(RunArgs):
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 100  # updates between copies of actor and critic to their targets
     epsilon: float = 0.1  # KL divergence of the weighted actions from the target policy (E-step)
-    epsilon_mean: float = 0.0025  # largest KL divergence by the means, in each dimension of the action (M-step)
-    epsilon_std: float = 1e-6  # largest KL divergence by the standard deviations, likewise
+    epsilon_mean: float = 0.0025  # bound of the KL divergence due to the mean, in each action dimension (M-step)
+    epsilon_std: float = 1e-6  # the same, due to the standard deviation
     epsilon_penalty: float = 0.001  # KL divergence of the actions that are weighted by the penalty
-    init_eta: float = 10.0  # temperatures (eta) at the start
-    init_alpha_mean: float = 10.0  # multipliers (alpha) of the KL divergences by the means at the start
-    init_alpha_std: float = 1_000.0  # those by the standard deviations at the start
+    init_eta: float = 10.0  # temperatures (eta) at the start, before the softplus
+    init_alpha_mean: float = 10.0  # multipliers (alpha) of the means' KL divergences at the start, likewise
+    init_alpha_std: float = 1_000.0  # those of the standard deviations
 
 
 class Batch(NamedTuple):
@@ -203,7 +204,7 @@ class Duals(nn.Module):
 
     @torch.no_grad()
     def project(self):
-        """Where a softplus is 0 nothing would be learned: stay near."""
+        """Stay above -18: far below, a softplus has no gradient left."""
         for x in self.parameters():
             x.clamp_(min=-18)
 
@@ -255,9 +256,9 @@ def gaussian_kl(mean, std, other_mean, other_std):  # four (batch, action_dim) -
 
 
 def mpo_actor_loss(actor, samples, weights, alpha_mean, alpha_std):
-    """The M-step: minus the log-probabilities of the actions by their weights (num_samples, batch), and by multipliers
-    how far the policy is from the target policy; the metrics; both KL divergences, (action_dim,) each. The mean is
-    learned with the target's deviation, the deviation with the target's mean."""
+    """The M-step: the negative log-likelihood of the actions, weighted (num_samples, batch), plus the multipliers times
+    the KL divergences from the target policy; the metrics; both KL divergences, (action_dim,) each. The mean is learned
+    with the target's standard deviation, the standard deviation with the target's mean."""
     mean, std = actor(samples.obs)
     logprob = gaussian_logprob(samples.action, mean, samples.std) + gaussian_logprob(samples.action, samples.mean, std)
     kl_mean = gaussian_kl(samples.mean, samples.std, mean, samples.std).mean(0)
@@ -293,7 +294,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     actor, critic = Actor(obs_dim, action_dim).to(run.device), Critic(obs_dim, action_dim).to(run.device)
@@ -349,7 +350,7 @@ if __name__ == "__main__":
             weights = action_weights(samples.q, eta) + action_weights(samples.penalty, eta_penalty)
 
             # M-step: the actor imitates them, but stays near the target policy
-            metrics, (kl_mean, kl_std) = actor_step(samples, weights, alpha_mean, alpha_std)
+            metrics, (kl_mean, kl_std) = actor_step(samples, weights, alpha_mean, alpha_std)  # both detached
             run.learned(metrics)
 
             # temperatures and multipliers, so that the KL divergences are at their bounds
@@ -360,7 +361,7 @@ if __name__ == "__main__":
             if (update + 1) % args.target_network_frequency == 0:
                 target_actor.load_state_dict(actor.state_dict())
                 target_critic.load_state_dict(critic.state_dict())
-                # the KL divergences of the whole step, in the dimension where they are largest
+                # the KL divergences of the whole step but its last update, in the dimension where they are largest
                 run.learned({"losses/step_kl_mean": kl_mean.max(), "losses/step_kl_std": kl_std.max()})
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row

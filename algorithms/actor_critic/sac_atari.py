@@ -299,7 +299,7 @@ if __name__ == "__main__":
     run = Run(args)  # seeds Python, NumPy and torch
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="image", action="discrete")
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     run.require(
         args.buffer_size >= 10 * args.num_envs,
         f"--buffer-size must be at least {10 * args.num_envs}, the images of a transition in every environment",
@@ -315,7 +315,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4)
     # critic_step(*inputs): an optimiser step on discrete_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(discrete_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(discrete_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = FrameReplay(args.buffer_size, args.num_envs)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # of each game, before the next step

@@ -331,7 +331,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
 
     setup = Setup(args, envs, optax.adam(args.policy_lr), optax.adam(args.q_lr), optax.adam(args.q_lr))
     training, start = run.resume(lambda key: begin(key, setup), model="learner.actor", envs=("env_state", "obs"))

@@ -88,7 +88,7 @@ def compact(x):
 
 
 def is_image(space):
-    """Bytes with 3 axes: height, width, channels."""
+    """Bytes with 3 axes, which are taken as height, width, channels."""
     return space.dtype == np.uint8 and len(space.shape) == 3
 
 
@@ -323,7 +323,7 @@ if __name__ == "__main__":
     for name, space in spaces.items():
         has_axes = isinstance(space, Box) and len(space.shape) > 0
         run.require(has_axes, f"the entry {name} must be a Box with one axis or more, but is a {type(space).__name__}")
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     sentence = f"--buffer-size must be at least {4 * args.num_envs}, some transitions in every environment"
     run.require(args.buffer_size >= 4 * args.num_envs, sentence)
 
@@ -335,7 +335,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
     # critic_step(*inputs): an optimiser step on sac_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = DictReplay(args.buffer_size, args.num_envs, spaces, envs.single_action_space)
     # what a checkpoint holds; the replay only with --save-replay

@@ -296,7 +296,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
     # critic_step(*inputs): an optimiser step on sac_lstm_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(sac_lstm_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(sac_lstm_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(sac_lstm_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = SequenceReplay(args.buffer_size, obs_dim, space)
     # what the actor's `act` remembers; whether an episode begins with the next step

@@ -249,7 +249,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, 1)  # one, by whose whole episodes policies are assessed
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(1, batch=args.batch_size)  # whole ones in total_timesteps; the buffer holds a batch
+    num_iterations = run.iterations(1, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
 
     encoder = Encoder(obs_dim, action_dim).to(run.device)

@@ -346,7 +346,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     run.require(
         args.num_dropped < args.num_quantiles,
         f"--num-dropped {args.num_dropped} must be less than --num-quantiles {args.num_quantiles}",

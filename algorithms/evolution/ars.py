@@ -8,7 +8,7 @@ Paper     Mania et al. 2018, https://arxiv.org/abs/1803.07055 (Algorithm 2: V2, 
 Run       solo train ars --env-id Swimmer-v5
 Spaces    vector -> continuous
 Differs   from ppo_continuous_action.py: a linear policy, moved along random directions by the returns of episodes;
-          no value, no gradient
+          no value, no gradient. Normalised observations are clipped to 10, in the paper they are not
 Not for   discrete actions: ppo.py; image observations: ppo_image.py
 Details   docs/algorithms/ars.md
 """
@@ -30,7 +30,7 @@ class Args(RunArgs):
     env_id: str = "Swimmer-v5"  # Gymnasium id of the environment
     total_timesteps: int = 2_000_000  # environment steps
     num_directions: int = 8  # N, random directions in each iteration, two episodes for each
-    num_top: int = 8  # b, directions that count: those with the best of their two returns
+    num_top: int = 8  # b, directions that are used: those whose better return is highest
     learning_rate: float = 0.02  # alpha
     noise_std: float = 0.03  # nu, how far the two policies of a direction are from the current one
     reward_shift: float = 0.0  # subtracted from every reward: 1 where surviving a step is rewarded with 1
@@ -75,7 +75,7 @@ class Agent(nn.Module):
     def __init__(self, obs_dim, action_dim):
         super().__init__()
         self.obs_normalizer = RunningMeanStd(obs_dim)  # of all states before this iteration
-        self.seen = RunningMeanStd(obs_dim)  # of this iteration, too
+        self.seen = RunningMeanStd(obs_dim)  # of all states so far: the next obs_normalizer
         self.register_buffer("weight", torch.zeros(action_dim, obs_dim, dtype=torch.float64))  # M
 
     def _apply(self, function, recurse=True):  # what `to(device)` calls: all is NumPy, on the host
@@ -104,7 +104,7 @@ if __name__ == "__main__":
     fits = 1 <= args.num_top <= args.num_directions
     run.require(fits, f"--num-top {args.num_top} must be from 1 to --num-directions {args.num_directions}")
     run.require(args.noise_std > 0, f"--noise-std {args.noise_std} must be above 0")
-    num_iterations = run.iterations(1)  # steps of the environment
+    num_iterations = run.iterations(1)  # steps of the environment; Algorithm 2's iterations are 2N episodes
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space.shape[0]
 
     agent = Agent(obs_dim, action_dim).to(run.device)

@@ -269,7 +269,7 @@ if __name__ == "__main__":
     run.require(has_goals(goal_env), sentence)
     compute_reward, ends = goal_env.get_wrapper_attr("compute_reward"), goal_env.has_wrapper_attr("compute_terminated")
     compute_terminated = goal_env.get_wrapper_attr("compute_terminated") if ends else never_ends
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim = spaces["observation"].shape[0] + spaces["desired_goal"].shape[0]  # of what the networks see
     action_dim = space.shape[0]
 
@@ -281,7 +281,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
     # critic_step(*inputs): an optimiser step on sac_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(sac_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     replay = GoalReplay(args.buffer_size, args.num_envs, spaces, space)
     now = SimpleNamespace(first=np.ones(args.num_envs, bool))  # whether an episode begins with the next step

@@ -2,14 +2,15 @@
 # requires-python = ">=3.11"
 # dependencies = ["solorl>=0.1", "gymnasium>=1.2,<1.5", "numpy>=1.26,<3", "torch>=2.5"]
 # ///
-"""Adversarial inverse reinforcement learning (AIRL): GAIL that recovers a reward which does not depend on the learner;
+"""Adversarial inverse reinforcement learning (AIRL): GAIL whose discriminator contains a reward of its own;
 continuous or discrete actions, vector observations.
 
-Paper     Fu et al. 2018, https://arxiv.org/abs/1710.11248; of PPO ("Eq. n" below) Schulman et al. 2017,
+Paper     Fu et al. 2018, https://arxiv.org/abs/1710.11248; PPO ("Eq. n" below): Schulman et al. 2017,
           https://arxiv.org/abs/1707.06347; GAE: https://arxiv.org/abs/1506.02438
 Run       solo train airl --env-id CartPole-v1 --dataset data/cartpole-expert
 Spaces    vector -> continuous, or discrete
-Differs   from gail.py: the discriminator is made of a reward g(s, a), a shaping h(s) and the policy's own probabilities
+Differs   from gail.py: the discriminator is made of a reward g(s, a), a shaping h(s) and log-probabilities of the
+          policy, which are clipped; no gradient penalty. The default reward is GAIL's, in the paper it is "logit"
 Not for   an expert that can be asked: dagger.py; images: ppo_image.py
 Details   docs/algorithms/airl.md
 """
@@ -50,12 +51,12 @@ class Args(RunArgs):
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.0  # c2 of Eq. 9
     std_init: float = 1.0  # standard deviation of the policy at the start, in the units of the actions
-    reward: Literal["softplus", "logit"] = "softplus"  # -ln(1 - D), never negative; or ln D - ln(1 - D), of both signs
+    reward: Literal["softplus", "logit"] = "softplus"  # -ln(1 - D), never negative; or ln D - ln(1 - D), the paper's
     max_logprob: float = 10.0  # largest size of ln pi(a|s) in the discriminator; inf: do not clip
     discriminator_steps: int = 40  # gradient steps of the discriminator per rollout; 0: it does not learn
     discriminator_batch_size: int = 256  # steps of the expert, and as many of the learner, in each
     discriminator_learning_rate: float = 1e-3  # learning rate of its Adam
-    penalty_coef: float = 0.0  # weight of the penalty of steep slopes in the discriminator's loss; 0: none
+    penalty_coef: float = 0.0  # weight of the gradient penalty (WGAN-GP), not in the paper; 0: none
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 
@@ -74,7 +75,7 @@ class Transitions(NamedTuple):
     """Steps of the expert or of the learner, as the discriminator sees them."""
 
     obs: torch.Tensor  # (n, obs_dim), normalised
-    action: torch.Tensor  # (n, action_dim), as the environment took it; (n, num_actions), a single 1, if discrete
+    action: torch.Tensor  # (n, action_dim), as the environment took it; one-hot (n, num_actions) if discrete
     next_obs: torch.Tensor  # (n, obs_dim), normalised: where the step led
     terminated: torch.Tensor  # (n,), 1 at the end of the task, 0 at a time limit
     logprob: torch.Tensor  # (n,), ln pi(a|s) of the policy that acted
@@ -180,7 +181,8 @@ class Agent(nn.Module):
 
 
 class ShapedDiscriminator(nn.Module):
-    """L = f(s, a, s') - ln pi(a|s), so that D = sigmoid(L) = exp(f) / (exp(f) + pi), with f = g + gamma h' - h."""
+    """L = f(s, a, s') - ln pi(a|s), so that D = sigmoid(L) = exp(f) / (exp(f) + pi), with f = g + gamma h' - h.
+    The paper's claim that g outlasts a change of the dynamics is about a g of s alone."""
 
     def __init__(self, obs_dim, action_dim, gamma):
         super().__init__()
@@ -275,19 +277,20 @@ def ppo_loss(agent, batch, args):
 
 
 def whole_episodes(dataset, count):
-    """Which transitions (n,) are of the first `count` episodes that the end of the recording did not cut; 0: of all."""
+    """Which transitions (n,) are of the first `count` episodes that the end of the recording did not cut; 0: of all.
+    dataset.episode (n,): the episode of each transition; dataset.cut: of each episode, whether it was cut."""
     whole = np.flatnonzero(~dataset.cut)
     return np.isin(dataset.episode, whole[:count] if count else whole)
 
 
 def as_taken(action, num_actions):
-    """Actions as the environment takes them: a single 1 among `num_actions`, or, where that is None, within [-1, 1]."""
+    """Actions as the environment takes them: one-hot (n, num_actions), or, where that is None, clipped to [-1, 1]."""
     return action.clamp(-1, 1) if num_actions is None else F.one_hot(action, num_actions).float()
 
 
 def seen_transitions(agent, obs, action, next_obs, terminated, num_actions, max_logprob):
     """Steps of the discriminator from NumPy arrays, of normalised observations. Log-probabilities are those of actions
-    as the environment takes them, and bounded: an expert's are often where a Gaussian hardly draws any."""
+    as the environment takes them, and clipped, because an expert's are often in the tails of the policy's Gaussian."""
     device = agent.actor[0].weight.device
     obs, next_obs, terminated = (
         torch.as_tensor(x, dtype=torch.float32, device=device) for x in (obs, next_obs, terminated)
@@ -306,8 +309,8 @@ def drawn(steps, count):
 
 
 def slope_penalty(discriminator, expert, learner):
-    """How far the gradient of L by observation and action is from the length 1, squared, at random places between an
-    expert's step and a learner's (Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, Eq. 3)."""
+    """How far the gradient of L by observation and action is from the length 1, squared, at random points between an
+    expert's step and a learner's; all else is the expert's. Eq. 3 of Gulrajani et al. 2017, arXiv:1704.00028."""
     share = torch.rand_like(expert.obs[:, :1])
     pairs = ((expert.obs, learner.obs), (expert.action, learner.action))
     obs, action = ((share * x + (1 - share) * y).requires_grad_() for x, y in pairs)
@@ -317,7 +320,7 @@ def slope_penalty(discriminator, expert, learner):
 
 
 def discriminator_loss(discriminator, expert, learner, penalty_coef):
-    """-E_expert[ln D] - E_learner[ln(1 - D)] and a penalty of steep slopes, and the metrics. In the paper D and 1 - D
+    """-E_expert[ln D] - E_learner[ln(1 - D)] and the gradient penalty, and the metrics. In GAIL's paper D and 1 - D
     change places."""
     expert_logit, learner_logit = discriminator(expert), discriminator(learner)
     cross_entropy = F.softplus(-expert_logit).mean() + F.softplus(learner_logit).mean()
@@ -347,11 +350,11 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(space.n) if discrete else None
 
-    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
+    dataset = run.dataset(args.dataset, envs)  # empty for `solo play`, which needs only the policy
     chosen = whole_episodes(dataset, args.expert_episodes)
     count = len(np.unique(dataset.episode[chosen]))
     enough = run.play or count >= max(1, args.expert_episodes)
@@ -444,10 +447,10 @@ if __name__ == "__main__":
         # the statistics of observations change only now: learning saw the same observations as acting
         agent.obs_normalizer.update(raw_obs.reshape(batch_size, obs_dim))
 
-        # what the episodes that ended have earned in truth, by what the expert's have
+        # true returns of the episodes that ended as shares of the expert's mean return, where that is positive
         true_returns, now.true_so_far = discounted_returns(true_reward, done, now.true_so_far, 1.0)
-        for each in true_returns[done > 0] if expert_return > 0 else ():
-            run.learned({"charts/expert_share": each / expert_return})
+        for true_return in true_returns[(done > 0) & (expert_return > 0)]:
+            run.learned({"charts/expert_share": true_return / expert_return})
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value

@@ -83,7 +83,8 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by its standard deviation; as they are if it is empty."""
+    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
+    empty one."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -223,10 +224,10 @@ if __name__ == "__main__":
             batch = Batch(*(torch.from_numpy(x[index]).to(run.device) for x in (seen, asked)))
             run.learned(actor_step(batch))
 
-        # what the episodes that ended have earned, by what the expert did when it was evaluated
+        # returns of the episodes that ended as shares of the expert's score in its evaluation, where that is positive
         returns, now.so_far = discounted_returns(reward, done, now.so_far, 1.0)
-        for each in returns[done > 0] if (expert.score or 0) > 0 else ():
-            run.learned({"charts/expert_share": each / expert.score})
+        for episodic_return in returns[(done > 0) & ((expert.score or 0) > 0)]:
+            run.learned({"charts/expert_share": episodic_return / expert.score})
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         run.log(global_step, {"charts/beta": beta})

@@ -5,7 +5,7 @@
 """Generative adversarial imitation learning (GAIL): PPO whose rewards say how much a step looks like an expert's;
 continuous or discrete actions, vector observations.
 
-Paper     Ho, Ermon 2016, https://arxiv.org/abs/1606.03476; of PPO ("Eq. n" below) Schulman et al. 2017,
+Paper     Ho, Ermon 2016, https://arxiv.org/abs/1606.03476; PPO ("Eq. n" below): Schulman et al. 2017,
           https://arxiv.org/abs/1707.06347; GAE: https://arxiv.org/abs/1506.02438
 Run       solo train gail --env-id CartPole-v1 --dataset data/cartpole-expert
 Spaces    vector -> continuous, or discrete
@@ -55,7 +55,7 @@ class Args(RunArgs):
     discriminator_steps: int = 40  # gradient steps of the discriminator per rollout; 0: it does not learn
     discriminator_batch_size: int = 256  # steps of the expert, and as many of the learner, in each
     discriminator_learning_rate: float = 1e-3  # learning rate of its Adam
-    penalty_coef: float = 10.0  # weight of the penalty of steep slopes in the discriminator's loss; 0: none
+    penalty_coef: float = 10.0  # weight of the gradient penalty (WGAN-GP), not in the paper; 0: none
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
 
 
@@ -74,7 +74,7 @@ class Steps(NamedTuple):
     """Steps of the expert or of the learner, as the discriminator sees them."""
 
     obs: torch.Tensor  # (n, obs_dim), normalised
-    action: torch.Tensor  # (n, action_dim), as the environment took it; (n, num_actions), a single 1, if discrete
+    action: torch.Tensor  # (n, action_dim), as the environment took it; one-hot (n, num_actions) if discrete
 
 
 class ScaleAction(gym.ActionWrapper):
@@ -265,13 +265,14 @@ def ppo_loss(agent, batch, args):
 
 
 def whole_episodes(dataset, count):
-    """Which transitions (n,) are of the first `count` episodes that the end of the recording did not cut; 0: of all."""
+    """Which transitions (n,) are of the first `count` episodes that the end of the recording did not cut; 0: of all.
+    dataset.episode (n,): the episode of each transition; dataset.cut: of each episode, whether it was cut."""
     whole = np.flatnonzero(~dataset.cut)
     return np.isin(dataset.episode, whole[:count] if count else whole)
 
 
 def as_taken(action, num_actions):
-    """Actions as the environment takes them: a single 1 among `num_actions`, or, where that is None, within [-1, 1]."""
+    """Actions as the environment takes them: one-hot (n, num_actions), or, where that is None, clipped to [-1, 1]."""
     return action.clamp(-1, 1) if num_actions is None else F.one_hot(action, num_actions).float()
 
 
@@ -288,8 +289,8 @@ def drawn(steps, count):
 
 
 def slope_penalty(discriminator, expert, learner):
-    """How far the gradient of L by observation and action is from the length 1, squared, at random places between an
-    expert's step and a learner's (Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, Eq. 3)."""
+    """How far the gradient of L by observation and action is from the length 1, squared, at random points between an
+    expert's step and a learner's; all else is the expert's. Eq. 3 of Gulrajani et al. 2017, arXiv:1704.00028."""
     share = torch.rand_like(expert.obs[:, :1])
     pairs = ((expert.obs, learner.obs), (expert.action, learner.action))
     obs, action = ((share * x + (1 - share) * y).requires_grad_() for x, y in pairs)
@@ -299,7 +300,7 @@ def slope_penalty(discriminator, expert, learner):
 
 
 def discriminator_loss(discriminator, expert, learner, penalty_coef):
-    """-E_expert[ln D] - E_learner[ln(1 - D)] and a penalty of steep slopes, and the metrics. In the paper D and 1 - D
+    """-E_expert[ln D] - E_learner[ln(1 - D)] and the gradient penalty, and the metrics. In GAIL's paper D and 1 - D
     change places."""
     expert_logit, learner_logit = discriminator(expert), discriminator(learner)
     cross_entropy = F.softplus(-expert_logit).mean() + F.softplus(learner_logit).mean()
@@ -329,11 +330,11 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(space.n) if discrete else None
 
-    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
+    dataset = run.dataset(args.dataset, envs)  # empty for `solo play`, which needs only the policy
     chosen = whole_episodes(dataset, args.expert_episodes)
     count = len(np.unique(dataset.episode[chosen]))
     enough = run.play or count >= max(1, args.expert_episodes)
@@ -424,10 +425,10 @@ if __name__ == "__main__":
         # the statistics of observations change only now: learning saw the same observations as acting
         agent.obs_normalizer.update(raw_obs.reshape(batch_size, obs_dim))
 
-        # what the episodes that ended have earned in truth, by what the expert's have
+        # true returns of the episodes that ended as shares of the expert's mean return, where that is positive
         true_returns, now.true_so_far = discounted_returns(true_reward, done, now.true_so_far, 1.0)
-        for each in true_returns[done > 0] if expert_return > 0 else ():
-            run.learned({"charts/expert_share": each / expert_return})
+        for true_return in true_returns[(done > 0) & (expert_return > 0)]:
+            run.learned({"charts/expert_share": true_return / expert_return})
 
         # ---- 4. report, when due: a row has the means of the metrics of all gradient steps since the last row
         explained_variance = 1 - rollout.advantage.var() / (rollout.returns.var() + 1e-8)  # advantage: returns - value

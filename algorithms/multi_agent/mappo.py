@@ -219,7 +219,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     num_agents, num_actions = envs.num_agents, int(envs.agent_action_space.n)
     obs_dim = int(np.prod(envs.agent_observation_space.shape)) + num_agents  # with who the agent is
     envs.reset(seed=0)  # for the central state; run.reset below has seeds of its own

@@ -330,7 +330,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # games side by side in JAX; where one ends, obs begins the next
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where games cannot be saved

@@ -250,7 +250,7 @@ if __name__ == "__main__":
     space = envs.agent_action_space
     discrete = isinstance(space, gym.spaces.Discrete)
     run.require_spaces(envs, obs="vector", action="discrete" if discrete else "bounded")
-    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # whole ones; the buffer holds a batch
+    num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dims, action_dims, num_agents = envs.agent_obs_dims, envs.agent_action_dims, envs.num_agents
     shape = (args.num_envs, num_agents, max(action_dims))
     own = np.array([np.arange(shape[2]) < np.array(action_dims)[:, None]] * args.num_envs)  # not padding

@@ -175,7 +175,8 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by its standard deviation; as they are if it is empty."""
+    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
+    empty one."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -321,7 +322,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.policy_lr)
     # critic_step(*inputs): an optimiser step on cal_ql_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(cal_ql_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(sac_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     # what a checkpoint holds; the replay only with --save-replay
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)

@@ -250,7 +250,7 @@ if __name__ == "__main__":
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr)
     # critic_step(*inputs): an optimiser step on edac_critic_loss(critic, *inputs); returns its metrics
     critic_step = run.gradient_step(edac_critic_loss, critic, critic_optimizer)
-    actor_step = run.gradient_step(edac_actor_loss, actor, actor_optimizer)
+    actor_step = run.gradient_step(edac_actor_loss, actor, actor_optimizer)  # also returns the entropy, detached
     alpha_step = run.gradient_step(alpha_loss, temperature, alpha_optimizer)
     # what a checkpoint holds
     parts = dict(actor=actor, critic=critic, target_critic=target_critic, temperature=temperature)

@@ -9,8 +9,9 @@ Nothing is played but evaluations: `global_step` counts gradient steps of the cr
 Paper     Park et al. 2025, https://arxiv.org/abs/2502.02538
 Run       solo train fql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
-Differs   from rebrac.py: a flow imitates the data, however many modes it has; the policy makes an action of noise in
-          one step, near the one that the flow makes of it; the mean of two critics counts, without a penalty
+Differs   from rebrac.py: a flow imitates the data, however many modes it has; the policy turns noise into an action in
+          one step, near the one into which the flow turns it; the mean of two critics counts, without a penalty.
+          Evaluations have zero noise, the authors draw it
 Not for   discrete actions: bc.py
 Details   docs/algorithms/fql.md
 """
@@ -40,7 +41,7 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    flow_steps: int = 10  # steps in which the flow makes an action of noise
+    flow_steps: int = 10  # Euler steps in which the flow turns noise into an action
     alpha: float = 10.0  # weight of the distance from the actions of the flow in the actor's loss
     normalize_q: bool = False  # divide the values in the actor's loss by their mean size
 
@@ -121,7 +122,7 @@ class Flow(nn.Module):
 
 
 class Actor(nn.Module):
-    """A policy that makes an action of noise in one step; where it leaves [-1, 1], it is clipped by whoever uses it."""
+    """A policy that turns noise into an action in one step; where that leaves [-1, 1], whoever uses it clips it."""
 
     def __init__(self, obs_dim, action_dim, hidden):
         super().__init__()
@@ -184,7 +185,7 @@ def flow_loss(flow, batch, noise, t):
 
 @torch.no_grad()
 def flow_actions(flow, obs, noise, flow_steps):
-    """The actions that the flow makes of noise, both (batch, action_dim), by Euler's method."""
+    """The actions into which the flow turns noise, both (batch, action_dim), by Euler's method."""
     x = noise
     for step in range(flow_steps):
         t = torch.full_like(x[:, :1], step / flow_steps)
@@ -193,8 +194,8 @@ def flow_actions(flow, obs, noise, flow_steps):
 
 
 def fql_actor_loss(actor, critic, obs, noise, flow_action, alpha, normalize_q):
-    """The squared distance from the actions that the flow makes of the same noise (distillation), less the mean of both
-    values, of whose size no gradient is taken; and the metrics."""
+    """The squared distance from the actions into which the flow turns the same noise (distillation), less the mean of
+    both values; with normalize_q that is divided by its mean size, a constant. And the metrics."""
     action = actor(obs, noise)
     value = mean_value(critic, obs, action.clamp(-1, 1))
     distill_loss = F.mse_loss(action, flow_action)
@@ -218,7 +219,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), space.shape[0]
-    dataset = run.dataset(args.dataset, envs)  # none for `solo play`, which needs only the policy
+    dataset = run.dataset(args.dataset, envs)  # empty for `solo play`, which needs only the policy
     envs.close()
 
     data = Data(transitions(dataset, obs_dim))

@@ -107,7 +107,8 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by its standard deviation; as they are if it is empty."""
+    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
+    empty one."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()

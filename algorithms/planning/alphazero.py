@@ -8,7 +8,7 @@ Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 
           2020, https://arxiv.org/abs/1911.08265 (MuZero, "Eq. n" of its Appendix B below)
 Run       solo train alphazero --env-id games/TicTacToe-v0 --total-timesteps 100k --opponents perfect,one-ply
 Spaces    vector -> discrete, with info["action_mask"]
-Differs   root of its family
+Differs   root of its family. Not as in the paper: dense layers, Adam, positions mirrored, openings at random
 Not for   one agent: ppo_masked.py; several agents: ippo.py; images: ppo_image.py
 Details   docs/algorithms/alphazero.md
 """
@@ -36,9 +36,9 @@ class Args(RunArgs):
     opponents: str = "minimax-4,one-ply,random"  # of evaluations, separated by commas; the first one gives the score
     buffer_size: int = 500_000  # positions in the replay buffer
     batch_size: int = 256  # positions per gradient step
-    replay_ratio: float = 4.0  # how often a position is learned from, in the mean
+    replay_ratio: float = 4.0  # positions that are learned from per move of self-play
     learning_rate: float = 1e-3  # learning rate of Adam
-    weight_decay: float = 1e-4  # c of Eq. 1
+    weight_decay: float = 1e-4  # 2c of Eq. 1
     hidden_dim: int = 256  # units of each layer
     num_simulations: int = 32  # of the search before each move of self-play
     eval_simulations: int = 64  # of the search before each move in evaluations
@@ -47,7 +47,7 @@ class Args(RunArgs):
     dirichlet_alpha: float = 1.0  # concentration of the noise at the root
     exploration_fraction: float = 0.25  # weight of the noise at the root, from 0 to 1
     opening_moves: int = 4  # most moves at random with which a game of self-play begins; 0: none
-    temperature_moves: int = 8  # first moves of a game that are drawn by visit counts, later ones have most; 0: none
+    temperature_moves: int = 8  # moves of a game that are drawn by their visits, before the most visited count; 0: none
     mirror: bool = True  # learn from half of the positions mirrored
 
 
@@ -83,7 +83,8 @@ class Agent(nn.Module):
         super().__init__()
         self.game, self.args = game, args
         width = args.hidden_dim
-        self.body = nn.Sequential(nn.Linear(2 * game.max_moves, width), nn.ReLU(), Residual(width))
+        obs_dim = 2 * game.max_moves  # the stones of both players: a game has as many moves as cells
+        self.body = nn.Sequential(nn.Linear(obs_dim, width), nn.ReLU(), Residual(width))
         self.policy = nn.Linear(width, game.num_actions)
         self.value = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1), nn.Tanh())
 
@@ -100,7 +101,7 @@ class Agent(nn.Module):
         position = self.game.position(obs)
         return search(self.game, self.predict, position, self.args.eval_simulations, self.args)
 
-    # NumPy (batch, *obs_shape), (batch, num_actions) -> the most visited moves; the rules say what the mask says
+    # NumPy (batch, *obs_shape), (batch, num_actions) -> the most visited moves; game.mask is the mask
     def act(self, obs, action_mask):
         return self.search(obs).root_visits().argmax(1)
 
@@ -134,7 +135,8 @@ class Tree:
         return np.where(self.game.lost(position), -1.0, np.where(self.over[node], 0.0, value))
 
     def select_action(self, node, pb_c_init, pb_c_base):
-        """Eq. 2, with Q scaled by the lowest and the highest value at the node (Eq. 5): (k,) -> (k,)."""
+        """Eq. 2, with Q scaled by the lowest and the highest value at the node (Eq. 5): (k,) -> (k,). The visits of a
+        node count its own evaluation, too; moves that were not visited have the lowest value there, scaled 0."""
         child, parent_visits = self.child[node], self.visits[node][:, None]
         known, value = child > 0, self.value[node][:, None]
         visits = np.where(known, self.visits[child], 0)
@@ -175,7 +177,8 @@ class Tree:
 
 def search(game, predict, position, num_simulations, args, noise=None):
     """A Tree of `num_simulations` from each of these positions (n, 2). `predict` gives logits and values of
-    observations; `noise` (n, num_actions) is mixed into the prior of the roots."""
+    observations; `noise` (n, num_actions) is mixed into the prior of the roots. A position is two integers, the stones
+    of who is to move and of the other player, a bit for each cell."""
     tree = Tree(game, len(position), num_simulations)
     tree.backup(tree.root, tree.expand(tree.root, position, predict))
     if noise is not None:
@@ -260,7 +263,7 @@ if __name__ == "__main__":
     batch_steps = args.num_envs * args.num_steps
     num_iterations = run.iterations(batch_steps)
     updates = args.replay_ratio * batch_steps / args.batch_size  # gradient steps per iteration, may be a fraction
-    make_env = partial(make_envs, opponent=names[0])  # the sides of the board in turn
+    make_env = partial(make_envs, opponent=names[0])  # the agent begins every second game; side 0: all, side 1: none
     also = {
         f"vs_{name.replace('-', '_')}_{word}": partial(make_envs, opponent=name, side=side)
         for name in names

@@ -12,7 +12,8 @@ Paper     Silver et al. 2018, https://arxiv.org/abs/1712.01815 (AlphaZero, "Eq. 
 Run       solo train alphazero_jax --env-id games/TicTacToe-v0 --num-envs 128 --num-steps 16 --num-minibatches 8
           --total-timesteps 100k --opponents perfect,one-ply
 Spaces    vector -> discrete, with info["action_mask"]
-Differs   root of its family
+Differs   root of its family. Not as in the paper: dense layers, Adam, positions mirrored, openings at random, no
+          replay buffer: each iteration learns from its own games
 Twin      alphazero.py
 Not for   one agent: ppo_masked.py; several agents: mappo_jax.py; images: ppo_image.py
 Details   docs/algorithms/alphazero_jax.md
@@ -40,12 +41,12 @@ class Args(RunArgs):
     num_seeds: int = 1  # seeds trained together, from `seed` on, each with a run folder of its own
     total_timesteps: int = 10_000_000  # moves, summed over games
     num_envs: int = 512  # games of self-play side by side
-    num_steps: int = 64  # moves of each game per iteration, better more than a game has
+    num_steps: int = 64  # moves of each game per iteration; of games that are cut only the policy is learned
     opponents: str = "minimax-4,one-ply,random"  # of evaluations, separated by commas; the first one gives the score
     update_epochs: int = 4  # how often a position is learned from
     num_minibatches: int = 64  # gradient steps per epoch
     learning_rate: float = 1e-3  # learning rate of Adam
-    weight_decay: float = 1e-4  # c of Eq. 1
+    weight_decay: float = 1e-4  # 2c of Eq. 1
     hidden_dim: int = 256  # units of each layer
     search: Literal["gumbel", "classic"] = "gumbel"  # by Gumbel noise and sequential halving, or by Eq. 2
     num_simulations: int = 32  # of the search before each move of self-play
@@ -125,7 +126,7 @@ def after_move(game, obs, action):
     """The positions after these moves, seen by the next player; a move that is not allowed sets no stone."""
     empty = 1 - obs.sum(-1)
     if game.stones_fall:  # the empty cells of a column are above its stones: the lowest is the last of them
-        lowest = jnp.take_along_axis(empty.sum(1), action[:, None], 1).astype(int) - 1
+        lowest = jnp.take_along_axis(empty.sum(1), action[:, None], 1).astype(int) - 1  # (batch, 1); -1: full, no stone
         stone = jax.nn.one_hot(lowest, game.height, axis=1) * jax.nn.one_hot(action, game.width)[:, None]
     else:
         stone = jax.nn.one_hot(action, game.height * game.width).reshape(empty.shape)
@@ -137,7 +138,7 @@ def lost(game, obs):  # (batch, *obs_shape) -> (batch,): whether the other playe
 
 
 def openings(key, game, count, most):
-    """Positions (count, *obs_shape) after 0 to `most` random moves, as often each; none where the game is over."""
+    """Positions (count, *obs_shape) after 0 to `most` random moves, each as often; those that end games are skipped."""
     length_key, moves_key = jax.random.split(key)
     length = jax.random.randint(length_key, (count,), 0, most + 1)
 
@@ -213,7 +214,7 @@ def search(params, key, obs, num_simulations, setup, noise):
     if args.search == "gumbel":  # sequential halving; its policy is softmax(logits + sigma(completed Q))
         noise, most = float(noise), args.max_considered
         return mctx.gumbel_muzero_policy(*given, max_num_considered_actions=most, gumbel_scale=noise)
-    # Eq. 2 and 5; its policy are the fractions of the visits
+    # Eq. 2 and 5, values scaled at each node; its policy are the fractions of the visits
     return mctx.muzero_policy(
         *given,
         dirichlet_fraction=args.exploration_fraction * noise,
@@ -223,8 +224,7 @@ def search(params, key, obs, num_simulations, setup, noise):
     )
 
 
-# (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise
-# the rules say what the mask says
+# (batch, *obs_shape), (batch, num_actions) -> (batch,): the best moves by a search without noise; the mask is `allowed`
 def act(params, obs, action_mask, setup):
     found = search(params, jax.random.PRNGKey(0), obs, setup.args.eval_simulations, setup, noise=False)
     return found.action if setup.args.search == "gumbel" else found.action_weights.argmax(-1)
@@ -242,13 +242,13 @@ def results(won, done):
     """z of all moves of a rollout, backwards from the ends of games, and whether there is one: (num_steps, num_envs)
     each. Who makes the last move has won or it is a draw; one move before the other player was to move."""
 
-    def before(after, step):
-        (z, known), (won, done) = after, step
-        after = jnp.where(done, won, -z), done | known
-        return after, after
+    def backwards(following, step):
+        (z, known), (won, done) = following, step  # z of the move after this one, for the other player
+        here = jnp.where(done, won, -z), done | known
+        return here, here
 
     start = jnp.zeros(won.shape[1]), jnp.zeros(won.shape[1], bool)
-    return jax.lax.scan(before, start, (won * 1.0, done), reverse=True)[1]
+    return jax.lax.scan(backwards, start, (won * 1.0, done), reverse=True)[1]
 
 
 def mirrored(game, batch, coin):
@@ -340,8 +340,8 @@ if __name__ == "__main__":
     run.require(args.dirichlet_alpha > 0, f"--dirichlet-alpha {args.dirichlet_alpha} must be above 0")
     run.require(args.pb_c_base > 0, f"--pb-c-base {args.pb_c_base} must be above 0")
     batch_steps = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_steps, minibatches=args.num_minibatches)  # whole ones; equal minibatches
-    make_env = partial(make_envs, opponent=names[0])  # the sides of the board in turn
+    num_iterations = run.iterations(batch_steps, minibatches=args.num_minibatches)  # rounded down; checks minibatches
+    make_env = partial(make_envs, opponent=names[0])  # the agent begins every second game; side 0: all, side 1: none
     also = {
         f"vs_{name.replace('-', '_')}_{word}": partial(make_envs, opponent=name, side=side)
         for name in names

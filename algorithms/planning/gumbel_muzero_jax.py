@@ -10,8 +10,9 @@ Paper     Schrittwieser et al. 2020, https://arxiv.org/abs/1911.08265 (MuZero; "
           Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO (Gumbel MuZero)
 Run       solo train gumbel_muzero_jax --env-id CartPole-v1
 Spaces    vector -> discrete
-Differs   from alphazero_jax.py: the search is in a learned model, and only real steps are those of the environment; one
-          agent, too; a replay buffer of sequences, n-step targets. Plain squared errors, uniform replay, no Reanalyse
+Differs   from alphazero_jax.py: the search is in a learned model, the environment takes only the real steps; one agent,
+          too; a replay buffer of sequences, n-step targets. Not as in the paper: plain squared errors, uniform
+          replay, no Reanalyse, no weight decay, a learning rate that decays to 0
 Not for   several agents: mappo_jax.py; Atari games: dqn_atari_jax.py; continuous actions: sac_continuous_action_jax.py
 Details   docs/algorithms/gumbel_muzero_jax.md
 """
@@ -44,9 +45,9 @@ class Args(RunArgs):
     batch_size: int = 128  # sequences per gradient step
     num_updates: int = 64  # gradient steps per iteration
     learning_rate: float = 1e-3  # learning rate of Adam at the start, it decays linearly
-    vf_coef: float = 400.0  # weight of the squared errors of values, which are small: of rewards times 1 - gamma
+    vf_coef: float = 400.0  # weight of the value loss, large, since values are returns times 1 - gamma; boards: 10
     hidden_dim: int = 128  # units of each layer, and of a latent state
-    gamma: float = 0.99  # discount factor, from 0 to 1
+    gamma: float = 0.99  # discount factor, from 0 to below 1
     td_steps: int = 25  # n: rewards before the bootstrap; on a board all to the end of the game
     unroll_steps: int = 5  # K: steps of the model that are learned from each sequence
     num_simulations: int = 16  # of the search before each step
@@ -170,7 +171,7 @@ def lost(game, obs):  # (batch, *obs_shape) -> (batch,): whether the other playe
 
 
 def openings(key, game, count, most):
-    """Positions (count, *obs_shape) after 0 to `most` random moves, as often each; none where the game is over."""
+    """Positions (count, *obs_shape) after 0 to `most` random moves, each as often; those that end games are skipped."""
     length_key, moves_key = jax.random.split(key)
     length = jax.random.randint(length_key, (count,), 0, most + 1)
 
@@ -289,7 +290,7 @@ def plan(params, key, obs, mask, num_simulations, setup, noise):
     latent = represent(params, obs)
     logits, value = policy_and_value(params, latent)
     root = mctx.RootFnOutput(prior_logits=logits, value=value, embedding=latent)
-    # values are in known bounds, so they are not scaled to 0 and 1 in each state, where noise would be as large as they
+    # no scaling to 0 and 1 in each state: where all values are nearly equal it would magnify noise
     sigma = partial(mctx.qtransform_completed_by_mix_value, value_scale=setup.args.value_scale, rescale_values=False)
     given = (params, key, root, simulate, num_simulations, ~mask)
     most, scale = setup.args.max_considered, float(noise)
@@ -297,7 +298,7 @@ def plan(params, key, obs, mask, num_simulations, setup, noise):
 
 
 # (batch, *obs_shape), (batch, num_actions) or None -> (batch,): the best actions by a search without noise
-# a board's rules say what the mask says; of one agent all actions are allowed
+# action_mask: of a board; None for one agent: all actions are allowed
 def act(params, obs, action_mask, setup):
     mask = jnp.ones((len(obs), setup.envs.single_action_space.n), bool) if action_mask is None else action_mask
     return plan(params, jax.random.PRNGKey(0), obs, mask, setup.args.eval_simulations, setup, noise=False).action
@@ -337,7 +338,7 @@ def targets_of(batch, key, setup):
     there is no policy to learn; after a time limit nothing is known."""
     k = setup.args.unroll_steps
     running = jnp.cumprod(1 - batch.done[:k], 0) == 1  # after each step
-    # terminated at this step or before, which the sequence had come to without another end
+    # whether the episode of the first observation has terminated by this step; later episodes do not count
     over = jnp.cumsum(batch.terminated[:k] & jnp.roll(running, 1, 0).at[0].set(True), 0) > 0
     start = jnp.ones((1, batch.done.shape[1]), bool)
     running, known = jnp.concatenate([start, running]), jnp.concatenate([start, running | over])
@@ -355,12 +356,12 @@ def scale_gradient(x, scale):
 
 
 def muzero_loss(params, targets, setup):
-    """The sum over K unrolled steps of the cross entropy of the policy and squared errors of reward and value, these
-    times vf_coef; unrolled steps count 1/K each, and the gradient is halved at each entrance to the dynamics (App. G).
-    And the metrics."""
+    """The sum over the first state and K unrolled steps of the cross entropy of the policy, the squared error of the
+    reward, and vf_coef times that of the value; unrolled steps count 1/K each, and the gradient is halved at each
+    entrance to the dynamics (App. G). And the metrics."""
     unroll_steps, latent, losses = len(targets.action), represent(params, targets.obs), []
     for k in range(unroll_steps + 1):
-        reward_loss, weight = jnp.zeros(()), 1 / max(1, k and unroll_steps)
+        reward_loss, weight = jnp.zeros(()), 1.0 if k == 0 else 1 / unroll_steps
         if k > 0:
             latent, reward = imagine(params, scale_gradient(latent, 0.5), targets.action[k - 1])
             reward_loss = (jnp.square(reward - targets.reward[k - 1]) * targets.known[k - 1]).mean()
@@ -443,7 +444,7 @@ if __name__ == "__main__":
         matches = [gym.make(args.env_id, opponent=name) for name in names]  # refuses unknown opponents
         game = make_game(*rules)
         envs = Boards(game, args.num_envs, args.opening_moves)
-        make_env = partial(make_envs, opponent=names[0])  # the sides of the board in turn
+        make_env = partial(make_envs, opponent=names[0])  # the agent begins every second game; side 0: all, 1: none
         also = {
             f"vs_{name.replace('-', '_')}_{word}": partial(make_envs, opponent=name, side=side)
             for name in names
@@ -465,7 +466,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optax.adam(learning_rate))  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, game, optimizer, discount, reward_scale, td_steps)
     act = partial(act, setup=setup)
-    fields = () if rules else ("env_state", "obs")  # of environments that a checkpoint may not hold
+    fields = () if rules else ("env_state", "obs")  # begin again on a resume where no checkpoint holds them
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=fields)
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)

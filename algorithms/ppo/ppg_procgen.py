@@ -286,7 +286,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     aux_minibatch_size = batch_size // args.aux_minibatches
     run.require(aux_minibatch_size, f"--aux-minibatches must be at most the {batch_size} steps of a rollout")
     one_phase = num_iterations >= args.policy_iterations or not args.aux_epochs

@@ -290,7 +290,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # EnvPool's, stepped inside of the compiled code
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved

@@ -242,7 +242,7 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     agent = Agent(num_actions).to(run.device)

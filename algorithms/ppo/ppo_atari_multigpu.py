@@ -211,7 +211,7 @@ if __name__ == "__main__":
     run = Run(args, parallel=True)  # seeds Python, NumPy and torch, in all ranks alike: they draw the same numbers
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     equal_shares = args.num_envs % run.world_size == minibatch_size % run.world_size == 0
     run.require(
         equal_shares, f"--num-envs and minibatches ({minibatch_size} steps) must divide by {run.world_size} ranks"

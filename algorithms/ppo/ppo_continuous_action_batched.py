@@ -221,7 +221,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     first = envs.reset(seed=0)[0]  # to look at; run.reset below has seeds of its own
     fits = torch.is_tensor(first) and first.device.type == run.device.type and len(first) == args.num_envs

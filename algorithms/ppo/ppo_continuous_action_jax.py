@@ -334,7 +334,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
 
     setup = Setup(args, envs, num_iterations)

@@ -100,7 +100,7 @@ def compact(x):
 
 
 def is_image(space):
-    """Bytes with 3 axes: height, width, channels."""
+    """Bytes with 3 axes, which are taken as height, width, channels."""
     return space.dtype == np.uint8 and len(space.shape) == 3
 
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
         run.require(has_axes, f"the entry {name} must be a Box with one axis or more, but is a {type(space).__name__}")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     agent = Agent(spaces, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)

@@ -95,7 +95,7 @@ def orthogonal(layer, gain):
 
 
 def is_image(space):
-    """Bytes with 3 axes: height, width, channels."""
+    """Bytes with 3 axes, which are taken as height, width, channels."""
     return space.dtype == np.uint8 and len(space.shape) == 3
 
 
@@ -274,7 +274,7 @@ if __name__ == "__main__":
         run.require(has_axes, f"the entry {name} must be a Box with one axis or more, but is a {type(space).__name__}")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
 
     agent = Agent(spaces, action_dim, args.std_init).to(run.device)

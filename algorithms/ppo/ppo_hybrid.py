@@ -207,7 +207,7 @@ if __name__ == "__main__":
     run.require(is_hybrid(envs.single_action_space), "actions must be Discrete from 0 and Box of floats, one axis")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, (discrete_space, box) = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space
     num_actions, action_dim = int(discrete_space.n), box.shape[0]

@@ -221,7 +221,7 @@ if __name__ == "__main__":
     run.require(min(obs_shape[1:]) >= 15, f"images of {obs_shape[1:]} pixels are too small: --size must be at least 15")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     agent = Agent(obs_shape, num_actions).to(run.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)

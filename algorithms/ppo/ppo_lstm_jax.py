@@ -301,7 +301,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved

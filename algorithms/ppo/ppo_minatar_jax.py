@@ -284,7 +284,7 @@ if __name__ == "__main__":
     is_minatar = args.env_id.endswith("-MinAtar")
     run.require(is_minatar, f"{args.env_id} is not a MinAtar game (Asterix-MinAtar, ...); use ppo_jax.py for others")
     batch_size = args.num_envs * args.num_steps
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     setup = Setup(args, envs, num_iterations)
     # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved

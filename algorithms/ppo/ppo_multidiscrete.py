@@ -204,7 +204,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="multidiscrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     obs_dim = int(np.prod(envs.single_observation_space.shape))
     nvec = envs.single_action_space.nvec
     run.require(nvec.ndim == 1, f"{args.env_id} has actions of shape {nvec.shape}; make them one row of numbers")

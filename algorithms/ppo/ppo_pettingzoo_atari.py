@@ -257,7 +257,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     num_agents, *obs_shape = envs.single_observation_space.shape
 
     agent = Agent(obs_shape[0], int(envs.agent_action_space.n)).to(run.device)

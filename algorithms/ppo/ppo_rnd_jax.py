@@ -347,7 +347,7 @@ if __name__ == "__main__":
     envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_rollouts = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     num_iterations = num_rollouts - args.warmup_rollouts
     run.require(num_iterations > 0, "--total-timesteps leaves no rollout to learn from after --warmup-rollouts")
 

@@ -262,7 +262,7 @@ if __name__ == "__main__":
     batch_size = args.num_envs * args.num_steps
     minibatch_envs = args.num_envs // args.num_minibatches
     run.require(args.num_envs % args.num_minibatches == 0, "--num-minibatches must divide --num-envs (whole rollouts)")
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     fits = args.width % 2 == 0 and args.width % args.num_heads == 0
     run.require(fits, f"--width {args.width} must be even and a multiple of the {args.num_heads} of --num-heads")
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)

@@ -212,7 +212,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="continuous")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     run.require(args.std_init > 0, f"--std-init {args.std_init} must be above 0")
     obs_dim, action_dim = int(np.prod(envs.single_observation_space.shape)), envs.single_action_space.shape[0]
 

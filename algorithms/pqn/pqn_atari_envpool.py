@@ -142,7 +142,7 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
-    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # whole ones; equal minibatches
+    num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
 
     q_network = QNetwork(num_actions).to(run.device)
