@@ -1,14 +1,21 @@
 """How often a trained player of connect four keeps the value of a position, by a solver; and its points against others.
 
-python benchmark/four_in_a_row.py RUN_DIR [--positions 500] [--games 200] [--opponents one-ply,uct-1000,minimax-4]
+python benchmark/four_in_a_row.py RUN_DIR [--simulations 64,512] [--games 200] [--opponents one-ply,uct-1000,minimax-4]
+python benchmark/four_in_a_row.py one-ply minimax-4 uct-1000   # how often these players keep the value
+python benchmark/four_in_a_row.py --solve 500                  # make the positions again: half an hour
 
 The positions have 12 to 30 stones, none is over, and in each there is a better and a worse move. They come from games
 between players of different strength, each of which begins with random moves. Those with more than 300,000 positions
-to look at are left out, and their number is said.
+to look at are left out and counted. Positions and values of moves are in `four_in_a_row.json`.
 """
 
 import argparse
+import json
+import shutil
 import sys
+import tempfile
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +29,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests/doubles")]
 from four_solver import Solver, TooMany  # noqa: E402
 
+SOLVED = Path(__file__).with_suffix(".json")
 FOUR = Board(6, 7, 4, stones_fall=True)
+
+
+@contextmanager
+def with_simulations(run_dir, number):
+    """A copy of the run, gone afterwards, whose search makes this many; the run itself without a number."""
+    if not number:
+        yield run_dir
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(run_dir, Path(folder) / run_dir.resolve().name)
+        config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+        config["args"]["eval_simulations"] = int(number)
+        (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield copy
 
 
 def positions(count, seed=0):
@@ -42,10 +64,9 @@ def positions(count, seed=0):
     return np.array([*found])
 
 
-def judge(act, count):
-    """Among positions in which moves have different values: the fraction of moves that keep the best, their number, and
-    that of positions which the solver has left out."""
-    solver, asked, values, left_out = Solver(), [], [], 0
+def solve(count):
+    """Write positions in which moves have different values, and the value of each move, -2 where it is not allowed."""
+    solver, left_out, rows = Solver(), 0, []
     for position in positions(count):
         mask, value = FOUR.mask(position), np.full(FOUR.num_actions, -2)
         try:
@@ -55,28 +76,50 @@ def judge(act, count):
             left_out += 1
             continue
         if value[mask].min() < value.max():
-            asked.append(position)
-            values.append(value)
-    asked, values = np.array(asked), np.array(values)
-    action = act(FOUR.observation(asked), FOUR.mask(asked))
-    return (values[np.arange(len(asked)), action] == values.max(1)).mean(), len(asked), left_out
+            rows.append({"position": [int(stones) for stones in position], "values": value.tolist()})
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    SOLVED.write_text(f'{{"drawn": {count}, "left_out": {left_out}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def judge(name, act):
+    """Say which fraction of its moves keep the best value. act: positions (n, 2) -> columns (n,)."""
+    solved = json.loads(SOLVED.read_text(encoding="utf-8"))
+    asked = np.array([row["position"] for row in solved["rows"]])
+    values = np.array([row["values"] for row in solved["rows"]])
+    kept = values[np.arange(len(asked)), act(asked)] == values.max(1)
+    few = np.array([bin(own | other).count("1") < 20 for own, other in asked.tolist()])
+    few_kept = f"{kept[few].mean():.3f} of {few.sum()} with 12 to 19 stones"
+    print(f"{name}: {kept.mean():.3f} of {len(asked)} moves keep the value, {few_kept}", flush=True)
+
+
+def by_policy(policy, position):
+    """The moves of a trained player."""
+    return policy(FOUR.observation(position), action_mask=FOUR.mask(position))
 
 
 def main():
     """Print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--positions", type=int, default=500)
-    parser.add_argument("--games", type=int, default=200, help="on each side of the board; 0: none")
+    parser.add_argument("players", nargs="*", help="a run folder, or names of opponents")
+    parser.add_argument("--simulations", default="", help="of the search of a run, separated by commas; empty: its own")
+    parser.add_argument("--games", type=int, default=0, help="of a run, on each side of the board; 0: none")
     parser.add_argument("--opponents", default="one-ply,minimax-4,uct-1000")
+    parser.add_argument("--solve", type=int, default=0, help="make this many positions first")
     args = parser.parse_args()
-    policy = solorl.load(args.run_dir)
-    kept, asked, left_out = judge(lambda obs, mask: policy(obs, action_mask=mask), args.positions)
-    print(f"{kept:.3f} of the moves keep the value of {asked} positions; {left_out} were too hard for the solver")
-    copy, original = script_of(args.run_dir)
-    for name in args.opponents.split(",") if args.games else ():
-        play = Play(episodes=args.games, opponent=name)
-        play_script(original or copy, args.run_dir, play, neighbours=original not in (None, copy))
+    if args.solve:
+        solve(args.solve)
+    for name in args.players:
+        if not (run_dir := Path(name)).is_dir():
+            judge(name, partial(player(name, FOUR), rng=np.random.default_rng(0)))
+            continue
+        for number in args.simulations.split(","):
+            with with_simulations(run_dir, number) as folder:
+                policy = solorl.load(folder)
+            judge(f"{run_dir.name} {number}".rstrip(), partial(by_policy, policy))
+        copy, original = script_of(run_dir)
+        for opponent in args.opponents.split(",") if args.games else ():
+            play = Play(episodes=args.games, opponent=opponent)
+            play_script(original or copy, run_dir, play, neighbours=original not in (None, copy))
 
 
 if __name__ == "__main__":
