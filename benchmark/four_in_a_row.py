@@ -105,6 +105,7 @@ def main():
     parser.add_argument("--games", type=int, default=0, help="of a run, on each side of the board; 0: none")
     parser.add_argument("--opponents", default="one-ply,minimax-4,uct-1000")
     parser.add_argument("--solve", type=int, default=0, help="make this many positions first")
+    parser.add_argument("--trust-script", action="store_true", help="execute the script of another version")
     args = parser.parse_args()
     if args.solve:
         solve(args.solve)
@@ -114,7 +115,7 @@ def main():
             continue
         for number in args.simulations.split(","):
             with with_simulations(run_dir, number) as folder:
-                policy = solorl.load(folder)
+                policy = solorl.load(folder, trust_script=args.trust_script)
             judge(f"{run_dir.name} {number}".rstrip(), partial(by_policy, policy))
         copy, original = script_of(run_dir)
         for opponent in args.opponents.split(",") if args.games else ():

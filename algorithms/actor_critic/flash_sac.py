@@ -40,7 +40,7 @@ class Args(RunArgs):
     actor_width: int = 128  # units of a residual block of the actor
     critic_width: int = 256  # units of a residual block of the critics
     n_atoms: int = 101  # number of atoms of the return distribution
-    max_value: float = 5.0  # largest atom, minus the smallest one; rewards are scaled so that no return is larger
+    max_value: float = 5.0  # value of the largest atom and, negative, of the smallest; sets the scale of rewards
     max_repeat: int = 16  # most environment steps for which the same exploration noise is kept
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam for actor, critics and temperature at the start
@@ -182,7 +182,7 @@ class UnitBlock(nn.Module):
 
 
 class UnitNet(nn.Module):
-    """Batch normalisation, a linear layer, two blocks, RMS normalisation and a linear head, which alone has a bias."""
+    """Batch normalisation, a linear layer, two blocks, RMS normalisation and a linear head with a bias."""
 
     def __init__(self, fan_in, width, fan_out):
         super().__init__()
@@ -310,8 +310,8 @@ def soft_update(target, online, tau):
 
 
 def reward_scale(return_var, largest_return, max_value):
-    """What rewards are divided by: the standard deviation of the discounted returns; more where the largest of them, by
-    size, would else exceed max_value."""
+    """What rewards are divided by: the standard deviation of the discounted sums of past rewards; more where the
+    largest of them, by size, would else exceed max_value."""
     return max(math.sqrt(return_var + 1e-16), largest_return / max_value)
 
 
@@ -346,6 +346,7 @@ if __name__ == "__main__":
     actor = Actor(obs_dim, action_dim, args.actor_width).to(run.device)
     critic = Critic(obs_dim, action_dim, args.critic_width, atoms).to(run.device)
     target_critic = copy.deepcopy(critic)
+    run.require(args.alpha > 0 or not args.autotune, "--alpha must be above 0 to be learned")
     temperature = Temperature(args.alpha).to(run.device)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=args.learning_rate)

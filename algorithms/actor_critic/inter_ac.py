@@ -9,7 +9,8 @@ Paper     ElegantRL 2020, https://github.com/AI4Finance-Foundation/ElegantRL (Ag
 Run       solo train inter_ac --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from inter_sac.py: a deterministic policy, explored by noise; one critic, whose last layer is divided by its
-          spectral norm; the target is a hard copy, and it holds the policy in the place of an anchor
+          spectral norm; the target is a hard copy, with and without noise on its actions, and holds the policy in
+          the place of an anchor
 Not for   discrete actions: sac_discrete.py
 Details   docs/algorithms/inter_ac.md
 """
@@ -41,7 +42,7 @@ class Args(RunArgs):
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     width: int = 128  # units of a layer, a multiple of 4
     learning_rate: float = 3e-4  # learning rate of Adam
-    reward_scale: float = 0.25  # factor of rewards: lambda is made for losses of the critics of about 1
+    reward_scale: float = 0.25  # factor of rewards; lambda, exp(-loss**2), is meant for critics' losses of about 1
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 128  # critic updates between target network updates
     exploration_noise: float = 0.2  # standard deviation of the noise on actions
@@ -177,7 +178,7 @@ class Reliability(nn.Module):
         return (-(self.mean_loss**2)).exp()
 
     def update(self, loss):
-        """Count the loss of the critics, the mean of both, in the moving average."""
+        """Count the loss of the critics in the moving average."""
         self.mean_loss.lerp_(loss, 0.005)
 
     def actor_turn(self):

@@ -9,7 +9,8 @@ Paper     ElegantRL 2020, https://github.com/AI4Finance-Foundation/ElegantRL (Ag
 Run       solo train inter_sac --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: one network and one loss; a moving average of the critics' loss sets how much
-          and how often the actor learns; an anchor holds the policy; the batch grows with the buffer
+          and how often the actor learns; an anchor holds the policy; the batch grows with the buffer;
+          rewards times 0.25, Huber losses, targets with the target policy's actions
 Not for   discrete actions: sac_discrete.py
 Details   docs/algorithms/inter_sac.md
 """
@@ -43,11 +44,11 @@ class Args(RunArgs):
     dense: bool = True  # trunk with paths around its layers (DenseNet); off: as many layers and weights without them
     learning_rate: float = 3e-4  # learning rate of Adam
     alpha_lr: float = 1e-3  # learning rate of the temperature's Adam
-    reward_scale: float = 0.25  # factor of rewards: lambda is made for losses of the critics of about 1
+    reward_scale: float = 0.25  # factor of rewards; lambda, exp(-loss**2), is meant for critics' losses of about 1
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     reliable_lambda: bool = True  # weigh the actor's loss and its updates by lambda; off: lambda is 1
-    anchor: bool = True  # hold the policy at an older one, with weight 1 - lambda
+    anchor: bool = True  # hold the policy at an older one, with weight 1 - lambda, 0 where lambda is 1
     anchor_frequency: int = 1024  # gradient steps between updates of the anchor
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
@@ -189,7 +190,7 @@ class Reliability(nn.Module):
         return (-(self.mean_loss**2)).exp()
 
     def update(self, loss):
-        """Count the loss of the critics, the mean of both, in the moving average."""
+        """Count the loss of the critics in the moving average."""
         self.mean_loss.lerp_(loss, 0.005)
 
     def actor_turn(self):
@@ -251,7 +252,9 @@ def inter_sac_loss(agent, target_agent, anchor, lam, alpha, batch, noise, reward
         metrics["losses/actor_loss"] = actor_loss = inter_actor_loss(agent, alpha, batch.obs, action, logprob)
         loss = loss + lam * actor_loss
     if anchor is not None:
-        metrics["losses/anchor_loss"] = distance = anchor_loss(mean, log_std, *anchor.policy(batch.obs))
+        with torch.no_grad():
+            held = anchor.policy(batch.obs)
+        metrics["losses/anchor_loss"] = distance = anchor_loss(mean, log_std, *held)
         loss = loss + (1 - lam) * distance
     return loss, metrics, entropy
 

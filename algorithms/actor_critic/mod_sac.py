@@ -9,7 +9,7 @@ Paper     ElegantRL 2020, https://github.com/AI4Finance-Foundation/ElegantRL (Ag
 Run       solo train mod_sac --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: a moving average of the critics' loss sets how often the actor learns; a target
-          actor; two critics on one trunk; DenseNet; the batch grows with the buffer
+          actor; two critics on one trunk; DenseNet; the batch grows with the buffer; rewards times 0.25, Huber losses
 Not for   discrete actions: sac_discrete.py; dict observations: sac_dict.py; goals to reach: sac_her.py
 Details   docs/algorithms/mod_sac.md
 """
@@ -40,8 +40,8 @@ class Args(RunArgs):
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     width: int = 256  # units of the actor's first layer, a multiple of 16; the critics' has 5/4 as many
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
-    q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
-    reward_scale: float = 0.25  # factor of rewards: lambda is made for losses of the critics of about 1
+    q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (SAC: 3e-4)
+    reward_scale: float = 0.25  # factor of rewards; lambda, exp(-loss**2), is meant for critics' losses of about 1
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     reliable_lambda: bool = True  # let the actor learn in n / (2 - lambda) of n updates; off: in all
@@ -137,7 +137,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
@@ -185,7 +185,7 @@ class Reliability(nn.Module):
         return (-(self.mean_loss**2)).exp()
 
     def update(self, loss):
-        """Count the loss of the critics, the mean of both, in the moving average."""
+        """Count the loss of the critics in the moving average."""
         self.mean_loss.lerp_(loss, 0.005)
 
     def actor_turn(self):

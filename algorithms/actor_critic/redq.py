@@ -46,7 +46,7 @@ class Args(RunArgs):
     policy_frequency: int = 20  # critic updates per actor update (delayed updates)
     target_network_frequency: int = 1  # critic updates between target network updates
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
-    autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
+    autotune: bool = True  # learn the temperature for a target entropy of -action_dim (the paper: MBPO's)
 
 
 class Batch(NamedTuple):
@@ -124,7 +124,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable

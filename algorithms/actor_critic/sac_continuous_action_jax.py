@@ -150,7 +150,7 @@ def init_params(key, obs_dim, action_dim):
 def sample_action(actor, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
     """Actions for standard normal noise, and their log-probabilities (appendix C)."""
     mean, log_std = jnp.split(mlp(actor, obs), 2, axis=1)
-    log_std = 3.5 * jnp.tanh(log_std) - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+    log_std = 3.5 * jnp.tanh(log_std) - 1.5  # in [-5, 2]; SAC's authors clip it instead
     x = mean + jnp.exp(log_std) * noise
     logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     logprob = logprob - 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable

@@ -9,8 +9,8 @@ Paper     Ni et al. 2022, https://arxiv.org/abs/2110.05038; SAC: https://arxiv.o
           bias of the forget gates: Gers et al. 2000, https://doi.org/10.1162/089976600300015015
 Run       solo train sac_lstm --env-id games/CueContinuous-v0
 Spaces    vector -> continuous
-Differs   from sac_continuous_action.py: actor and critics remember what they saw and did in an episode, each with an
-          LSTM of its own; they learn from sequences of the replay buffer
+Differs   from sac_continuous_action.py: the actor remembers what it saw and did in an episode, with an LSTM, and the
+          critics with another; they learn from sequences of the replay buffer
 Not for   observations that show all that matters: sac_continuous_action.py; discrete actions: ppo_lstm.py
 Details   docs/algorithms/sac_lstm.md
 """
@@ -165,7 +165,7 @@ class Actor(nn.Module):
     def forward(self, hidden, obs, noise):  # (..., 64), (..., obs_dim), (..., action_dim) -> (..., action_dim), (...)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(torch.cat([hidden, obs], -1)).chunk(2, -1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
@@ -328,7 +328,7 @@ if __name__ == "__main__":
         obs, now.first = current_obs, terminated | truncated
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts
-        # none while the buffer holds too little: learning_starts < batch_size, or a resume without --save-replay
+        # none while the buffer holds too little: less than a sequence, or a resume without --save-replay
         enough = replay.inserted >= max(args.sequence_length * args.num_envs, args.learning_starts)
         for update in due_updates(args, global_step, enough):
             # "update the Q-function parameters" (Algorithm 1)

@@ -9,7 +9,7 @@ Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_nstep --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: the target is the sum of the next n_step rewards and the value after them, of
-          fewer where the episode ends or its time limit comes
+          fewer where the episode ends or its time limit comes; without the entropy of the steps between
 Not for   discrete actions: sac_discrete.py
 Details   docs/algorithms/sac_nstep.md
 """
@@ -140,7 +140,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable

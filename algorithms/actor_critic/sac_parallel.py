@@ -128,7 +128,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
@@ -284,7 +284,8 @@ if __name__ == "__main__":
     # ---- setup
     args = parse(Args)
     run = Run(args)  # seeds Python, NumPy and torch
-    envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
+    # where an episode ends, obs begins the next one; explorers have environments of their own
+    envs = run.vector_env(make_env, args.env_id, args.num_envs)
     run.require_spaces(envs, obs="vector", action="bounded")
     space = envs.single_action_space
     num_explorers = 1 if args.synchronous else args.num_explorers

@@ -175,7 +175,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
@@ -275,6 +275,7 @@ if __name__ == "__main__":
     actor = Actor(obs_dim, action_dim).to(run.device)
     critic = Critic(obs_dim, action_dim, args.critic_width).to(run.device)
     target_critic = copy.deepcopy(critic)
+    run.require(args.alpha > 0 or not args.autotune, "--alpha must be above 0 to be learned")
     temperature = Temperature(args.alpha).to(run.device)
     actor_optimizer = torch.optim.AdamW(actor.parameters(), lr=args.policy_lr, weight_decay=args.weight_decay)
     critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=args.q_lr, weight_decay=args.weight_decay)

@@ -272,7 +272,7 @@ if __name__ == "__main__":
         best=-math.inf,  # the smallest return of the best policy
     )
     now = SimpleNamespace(
-        smallest_target=torch.tensor(1e8, device=run.device),  # so far; no target is as large as these
+        smallest_target=torch.tensor(1e8, device=run.device),  # so far: it starts above all targets, and below:
         largest_target=torch.tensor(-1e8, device=run.device),
         bounds=torch.zeros(2, device=run.device),  # both at the last update of the target networks, 0 until the first
     )
@@ -309,7 +309,7 @@ if __name__ == "__main__":
             best_agent.load_state_dict(agent.state_dict())
             assessment.best = assessment.smallest
         if over and began < args.early_steps <= global_step:
-            # the smallest return of more episodes will be less: go down by 1 - reset_weight, also where it is negative
+            # the smallest return of more episodes will be less: go down by a share of it, also where it is negative
             assessment.best *= args.reset_weight if assessment.best > 0 else 2 - args.reset_weight
         if over:
             assessment.steps, assessment.episodes, assessment.smallest = 0, 0, math.inf

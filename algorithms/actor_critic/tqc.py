@@ -38,7 +38,7 @@ class Args(RunArgs):
     batch_size: int = 256  # transitions per gradient step
     num_critics: int = 2  # critics (the paper: 5, with 3 layers of 512 units)
     num_quantiles: int = 25  # quantiles of the return that a critic estimates
-    num_dropped: int = 2  # largest quantiles left out of a target, times num_critics; 0: none (the paper: 0 to 5)
+    num_dropped: int = 2  # times num_critics: how many of the largest quantiles targets leave out (the paper: 0 to 5)
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)
@@ -125,7 +125,7 @@ class Actor(nn.Module):
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
         """Actions for standard normal noise, and their log-probabilities (appendix C)."""
         mean, log_std = self.net(obs).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable

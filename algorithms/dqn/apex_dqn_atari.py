@@ -6,12 +6,12 @@
 
 Paper     Horgan et al. 2018, https://arxiv.org/abs/1803.00933 ("Alg. 1" below). Its parameters are the defaults,
           except: 360 actors, 2,000,000 transitions, and as many environment steps per gradient step as the actors take
-          meanwhile, about 650; "Schaul": Schaul et al. 2016, https://arxiv.org/abs/1511.05952; "Wang": Wang et al.
-          2016, https://arxiv.org/abs/1511.06581
+          meanwhile, about 650; weights copied every 400 frames, games of 50,000 frames at most. "Schaul": Schaul et al.
+          2016, https://arxiv.org/abs/1511.05952; "Wang": Wang et al. 2016, https://arxiv.org/abs/1511.06581
 Run       solo train apex_dqn_atari --env-id ALE/Pong-v5
 Spaces    image -> discrete
-Differs   from apex_dqn.py: the wrappers and convolutions of Atari games as in dqn_atari.py; each image stored once, in
-          rollouts that carry their images; RMSProp and the settings of the paper
+Differs   from apex_dqn.py: the wrappers and convolutions of Atari games as in dqn_atari.py; each image stored once in
+          a rollout; RMSProp and the settings of the paper
 Not for   vector observations: apex_dqn.py; continuous actions: ddpg_continuous_action.py
 Details   docs/algorithms/apex_dqn_atari.md
 """

@@ -229,8 +229,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_steps = args.num_envs * max(1, args.train_frequency // args.num_envs)
     num_iterations = run.iterations(batch_steps)  # whole ones in total_timesteps
-    sentence = f"--target-network-frequency must be at least {batch_steps}, the steps of one iteration"
-    run.require(args.target_network_frequency >= batch_steps, sentence)
+    sentence = f"--target-network-frequency and --buffer-size must be at least {batch_steps}, one iteration"
+    run.require(min(args.target_network_frequency, args.buffer_size) >= batch_steps, sentence)
     run.require(args.n_atoms > 1 and args.v_min < args.v_max, "--n-atoms must be 2 or more, --v-min less than --v-max")
 
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)

@@ -41,7 +41,7 @@ class Args(RunArgs):
     gamma: float = 0.99  # discount factor, from 0 to 1
     target_network_frequency: int = 500  # environment steps between target network updates
     tau: float = 1.0  # soft-update coefficient of the target network (1: hard copy), from 0 to 1
-    start_e: float = 1.0  # initial epsilon: probability of a random action, from 0 to 1
+    start_e: float = 1.0  # initial epsilon: probability that a random action begins where none lasts, from 0 to 1
     end_e: float = 0.05  # final epsilon, from 0 to 1
     exploration_fraction: float = 0.5  # fraction of total_timesteps over which epsilon is annealed, from 0 to 1
     duration_exponent: float = 2.0  # mu > 1: a random action lasts n steps with a probability in proportion to n**-mu

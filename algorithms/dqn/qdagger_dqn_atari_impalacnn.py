@@ -331,7 +331,7 @@ if __name__ == "__main__":
     gradient_step = run.gradient_step(qdagger_loss, q_network, optimizer)
     teacher_replay, replay = (FrameReplay(size, args.num_envs) for size in (args.teacher_steps, args.buffer_size))
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))  # after the last step of each game
-    # returns of the student's games: so far, of those under way; of the last 10
+    # returns of the student's games: so far, of those under way; of the last 10, at first 0
     now.unfinished, now.returns = np.zeros(args.num_envs), np.zeros(10)
     # what a checkpoint holds; the replay only with --save-replay
     parts = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)

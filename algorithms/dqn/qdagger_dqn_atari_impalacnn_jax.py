@@ -170,7 +170,7 @@ class Training(NamedTuple):
     lives: jax.Array  # (num_envs,), after the last step; 0 before the first, in which no life counts as lost
     new_game: jax.Array  # (num_envs,), where obs is the first of a game
     unfinished: jax.Array  # (num_envs,), the returns so far of the student's games
-    returns: jax.Array  # (10,), those of its last games that are over
+    returns: jax.Array  # (10,), those of its last games that are over, at first 0
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done in all phases, ()
 

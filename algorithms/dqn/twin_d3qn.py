@@ -4,7 +4,7 @@
 # ///
 """Twin D3QN (ElegantRL's D3QN): twin DQN whose heads are dueling; discrete actions, vector observations.
 
-Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (Section 4.2, clipped double Q-learning with an actor);
+Paper     Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (Section 4.2, clipped double Q-learning; no actor);
           network: Eq. 9 of Wang et al. 2016, https://arxiv.org/abs/1511.06581; loop: Alg. 1 of
           Mnih et al. 2015, https://www.nature.com/articles/nature14236
 Run       solo train twin_d3qn --env-id CartPole-v1

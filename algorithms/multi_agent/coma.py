@@ -102,7 +102,7 @@ def with_agent_id(obs):
 
 
 class AgentNetwork(nn.Module):
-    """The values of an agent's actions by what it has seen and done in the episode. All agents share the weights."""
+    """Values, in COMA logits, of an agent's actions by what it has seen and done so far. All share the weights."""
 
     def __init__(self, num_agents, obs_dim, num_actions):
         super().__init__()
@@ -176,8 +176,8 @@ class Actor(nn.Module):
         return self.agents(batch.obs, last_action, hidden)[0]
 
     @torch.no_grad()
-    def draw(self, obs, state, first, action_mask, epsilon):
-        """Actions of the policy mixed with `epsilon`, otherwise as `act`."""
+    def draw(self, obs, state, first, action_mask, epsilon, greedy=False):
+        """Actions drawn from the policy mixed with `epsilon`, or the most likely ones; otherwise as `act`."""
         device = self.agents.head.weight.device
         obs = torch.as_tensor(obs, dtype=torch.float32, device=device).flatten(2)
         if state is None:
@@ -187,14 +187,14 @@ class Actor(nn.Module):
         logits, hidden = self.agents(obs[None], last_action[None], hidden)
         mask = torch.ones_like(logits[0], dtype=torch.bool) if action_mask is None else torch.as_tensor(action_mask)
         policy = mixed_policy(logits[0], mask.to(device), epsilon)
-        action = policy.argmax(-1) if epsilon == 0 else sampled(policy)
+        action = policy.argmax(-1) if greedy else sampled(policy)
         return action.cpu().numpy(), torch.cat([hidden[0], F.one_hot(action, self.num_actions)], -1)
 
     def act(self, obs, state, first, action_mask):
         """The most likely actions, NumPy (games, num_agents), and the state after them (games, num_agents, 64 +
         num_actions), which has the memory and the last action. obs NumPy (games, num_agents, *obs_shape), first NumPy
         (games,), action_mask NumPy (games, num_agents, num_actions), or None: all actions are allowed."""
-        return self.draw(obs, state, first, action_mask, 0)
+        return self.draw(obs, state, first, action_mask, 0, greedy=True)
 
 
 def value_of(values, action):
@@ -321,6 +321,7 @@ if __name__ == "__main__":
         full = np.flatnonzero(now.first | (now.length == args.max_steps))
         now.waiting += [{name: array[i].copy() for name, array in now.segments.items()} for i in full]
         now.length[full], now.segments["alive"][full] = 0, 0.0
+        now.memory[full] = 0  # learning begins each segment with an empty memory
 
         # ---- 3. learn, once there are enough segments: first the critic, then the actor, and forget them
         if len(now.waiting) >= args.batch_size:

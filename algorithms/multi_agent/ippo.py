@@ -36,7 +36,7 @@ class Args(RunArgs):
     total_timesteps: int = 2_000_000  # environment steps, summed over environments
     num_envs: int = 128  # environments stepped in parallel
     num_steps: int = 32  # length of a rollout in each environment
-    common_reward: bool = True  # every agent learns from the sum of all rewards
+    common_reward: bool = True  # every agent learns from the sum of all rewards, until it leaves
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
@@ -47,7 +47,7 @@ class Args(RunArgs):
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef, as the paper does
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
@@ -213,7 +213,6 @@ if __name__ == "__main__":
     envs = run.multi_agent_env(make_env, args.env_id, args.num_envs)  # where a game ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    minibatch_size = batch_size // args.num_minibatches
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     num_agents, num_actions = envs.num_agents, int(envs.agent_action_space.n)
     obs_dim = int(np.prod(envs.agent_observation_space.shape)) + num_agents  # with who the agent is

@@ -38,7 +38,7 @@ class Args(RunArgs):
     total_timesteps: int = 2_000_000  # environment steps, summed over environments
     num_envs: int = 128  # environments stepped in parallel
     num_steps: int = 32  # length of a rollout in each environment
-    common_reward: bool = True  # every agent learns from the sum of all rewards
+    common_reward: bool = True  # every agent learns from the sum of all rewards, until it leaves
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
@@ -49,7 +49,7 @@ class Args(RunArgs):
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef, as the paper does
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
@@ -117,7 +117,7 @@ def with_agent_id(obs):
 
 
 def of_each_agent(state, num_agents):
-    """Central states (..., state_dim) -> (..., num_agents, state_dim + num_agents): each agent sees who it is."""
+    """Central states (..., dim) -> (..., num_agents, dim + num_agents): each agent sees who it is."""
     return with_agent_id(jnp.repeat(state[..., None, :], num_agents, -2))
 
 

@@ -35,7 +35,7 @@ class Args(RunArgs):
     total_timesteps: int = 2_000_000  # environment steps, summed over environments
     num_envs: int = 128  # environments stepped in parallel
     num_steps: int = 32  # length of a rollout in each environment
-    common_reward: bool = True  # every agent learns from the sum of all rewards
+    common_reward: bool = True  # every agent learns from the sum of all rewards, until it leaves
     num_minibatches: int = 4  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
@@ -46,7 +46,7 @@ class Args(RunArgs):
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7
-    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef; not in the paper
+    clip_vloss: bool = False  # also clip how far a value moves from the old one, by clip_coef, as the paper does
     vf_coef: float = 0.5  # c1 of Eq. 9, whose L^VF is halved here, as in the authors' code
     ent_coef: float = 0.01  # c2 of Eq. 9
     target_kl: float | None = None  # stop the epochs of a rollout after one whose mean approx_kl is above this
@@ -309,8 +309,8 @@ if __name__ == "__main__":
             done[step], timeout[step] = terminated | truncated, alive[step] & truncated & ~terminated
             now.first = done[step].all(1)
             if (cut := np.flatnonzero(timeout[step].any(1))).size:
-                # A time limit does not end the task: bootstrap from the value of the final state, computed with the
-                # memory of the game that was cut; one in which agents still play has its final state later.
+                # A time limit does not end the task: bootstrap from the value of the final state, with the memory so
+                # far, of agents that it takes out of the game, also where others still play.
                 last, begins = of_each_agent(infos["next_state"][cut], num_agents), np.zeros(len(cut), bool)
                 last_value, _ = one_step(agent.critic, last, now.memory[1, cut], begins)
                 final_value[step, cut] = timeout[step, cut] * last_value

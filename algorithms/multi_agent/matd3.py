@@ -38,11 +38,11 @@ class Args(RunArgs):
     batch_size: int = 256  # transitions per gradient step
     utd_ratio: float = 0.08  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 1e-3  # learning rate of Adam
-    max_grad_norm: float = 0.5  # clip the global norm of the gradient; inf: do not clip
+    max_grad_norm: float = 0.5  # clip the global norm of the gradient, of all agents; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     tau: float = 0.01  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     policy_frequency: int = 2  # critic updates per actor update (delayed updates)
-    exploration_noise: float = 0.1  # standard deviation of the noise on actions
+    exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions
     policy_noise: float = 0.2  # standard deviation of the noise on target actions
     noise_clip: float = 0.5  # largest noise on target actions (c); inf: do not clip
     output_penalty: float = 1e-3  # coefficient of the mean square of the actors' outputs in their loss
@@ -135,7 +135,7 @@ def straight_through(logits):
 
 
 class Actor(nn.Module):
-    """A policy for each agent, with its own weights, of its own observation. Dims are lists, a number an agent."""
+    """A policy for each agent, with its own weights, of its own observation. Dims: lists, one size per agent."""
 
     def __init__(self, obs_dims, action_dims, discrete):
         super().__init__()

@@ -119,8 +119,8 @@ def allowed_values(values, mask):
 
 
 def q_values(params, obs, mask=None):
-    """Q_i(o_i, .) of each agent i: (..., num_agents, obs_dim) and, as mask, (..., num_agents, num_actions) -> the same
-    shape as the mask."""
+    """Q_i(o_i, .) of each agent i: obs (..., num_agents, obs_dim), mask (..., num_agents, num_actions) or None ->
+    (..., num_agents, num_actions)."""
     rows = with_agent_id(obs)
     values = layer_norm_mlp(params, rows.reshape(-1, rows.shape[-1]))
     return allowed_values(values.reshape(*obs.shape[:-1], -1), mask)

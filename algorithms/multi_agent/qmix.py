@@ -33,7 +33,7 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # most steps in a segment: a longer episode is cut, and the memory begins empty in each
+    max_steps: int = 25  # most steps in a segment: a longer episode is cut; in learning the memory begins empty in each
     buffer_size: int = 5_000  # segments in the replay buffer: an episode, or a part of a longer one
     batch_size: int = 32  # segments per gradient step
     train_frequency: int = 1  # segments stored per gradient step
@@ -118,7 +118,7 @@ def with_agent_id(obs):
 
 
 class AgentNetwork(nn.Module):
-    """The values of an agent's actions by what it has seen and done in the episode. All agents share the weights."""
+    """Values, in COMA logits, of an agent's actions by what it has seen and done so far. All share the weights."""
 
     def __init__(self, num_agents, obs_dim, num_actions):
         super().__init__()
@@ -149,7 +149,7 @@ class MonotonicMixer(nn.Module):
     def __init__(self, num_agents, state_dim):
         super().__init__()
         self.num_agents = num_agents
-        # normalised: states far from those of the replay buffer cannot have weights of any size
+        # normalised, unlike the paper's: bounds the weights in states unlike any in the replay buffer
         self.encoder = nn.Sequential(nn.Linear(state_dim, 64), nn.LayerNorm(64), nn.ReLU())
         self.weight1, self.weight2 = nn.Linear(64, num_agents * 32), nn.Linear(64, 32)
         self.bias1, self.bias2 = nn.Linear(64, 32), nn.Linear(64, 1)

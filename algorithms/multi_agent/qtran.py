@@ -8,7 +8,8 @@ Paper     Son et al. 2019, https://arxiv.org/abs/1905.05408; double Q-learning: 
 Run       solo train qtran --env-id team/qtran_matrix --max-steps 1 --start-e 1 --end-e 1
 Spaces    vector -> discrete, of each agent
 Differs   from qmix.py: a network of its own has the value of a joint action, whatever it depends on; two more losses
-          bring the sum of the agents' values to it at the best action, and not below it at others
+          bring the sum of the agents' values, and a value of the state, to it at the best action, and not below
+          it at others
 Not for   one agent: dqn.py; continuous actions: maddpg.py; a reward of each agent's own: ippo.py
 Details   docs/algorithms/qtran.md
 """
@@ -34,13 +35,13 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # most steps in a segment: a longer episode is cut, and the memory begins empty in each
+    max_steps: int = 25  # most steps in a segment: a longer episode is cut; in learning the memory begins empty in each
     buffer_size: int = 5_000  # segments in the replay buffer: an episode, or a part of a longer one
     batch_size: int = 32  # segments per gradient step
     train_frequency: int = 1  # segments stored per gradient step
     learning_rate: float = 0.001  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
-    alt: bool = False  # QTRAN-alt, whose second condition holds for the worst action of each agent; else QTRAN-base
+    alt: bool = False  # QTRAN-alt: of each agent's actions the least excess must be 0; else QTRAN-base
     lambda_opt: float = 1.0  # coefficient of the loss at the best joint action
     lambda_nopt: float = 0.1  # coefficient of the loss at other joint actions
     gamma: float = 0.95  # discount factor, from 0 to 1
@@ -122,7 +123,7 @@ def with_agent_id(obs):
 
 
 class AgentNetwork(nn.Module):
-    """The values of an agent's actions by what it has seen and done in the episode. All agents share the weights."""
+    """Values, in COMA logits, of an agent's actions by what it has seen and done so far. All share the weights."""
 
     def __init__(self, num_agents, obs_dim, num_actions):
         super().__init__()
@@ -225,7 +226,7 @@ def value_of(values, action):
 
 
 def other_loss(q_network, values, hidden, batch, baseline, alt):
-    """L_nopt where the agents took other actions than the best, (max_steps, batch_size): the square of how far the sum
+    """L_nopt at the actions that the agents took, (max_steps, batch_size): the square of how far the sum
     is below Q_jt - V_jt. With `alt` L_nopt-min: the square of the smallest difference over the actions of an agent,
     where the others took theirs, mean over the agents."""
     own, taken = batch.alive * value_of(values, batch.action), (hidden, batch.action, batch.alive, batch.state[:-1])
@@ -242,7 +243,7 @@ def other_loss(q_network, values, hidden, batch, baseline, alt):
 
 def qtran_loss(q_network, target_network, batch, args):
     """L_td + lambda_opt * L_opt + lambda_nopt * L_nopt, means over all steps of games, and the metrics. The last two
-    move the agents' values and V_jt, not Q_jt.
+    do not move the layers of Q_jt, but the memories that it reads.
 
     Values of agents that have left are 0. At a time limit the target has the value of the final observation, for which
     the memory runs a step further.

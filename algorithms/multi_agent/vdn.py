@@ -4,7 +4,7 @@
 # ///
 """Value decomposition networks (VDN): several agents with one common reward, discrete actions, vector observations.
 
-Paper     Sunehag et al. 2017, https://arxiv.org/abs/1706.05296; networks and numbers of Rashid et al. 2018,
+Paper     Sunehag et al. 2017, https://arxiv.org/abs/1706.05296; networks and replay buffer of Rashid et al. 2018,
           https://arxiv.org/abs/1803.11485; double Q-learning: https://arxiv.org/abs/1509.06461
 Run       solo train vdn --env-id team/simple_spread_v3
 Spaces    vector -> discrete, of each agent
@@ -34,7 +34,7 @@ class Args(RunArgs):
     env_id: str = "team/simple_spread_v3"  # id of the game
     total_timesteps: int = 1_000_000  # environment steps, summed over environments
     num_envs: int = 8  # environments stepped in parallel
-    max_steps: int = 25  # most steps in a segment: a longer episode is cut, and the memory begins empty in each
+    max_steps: int = 25  # most steps in a segment: a longer episode is cut; in learning the memory begins empty in each
     buffer_size: int = 5_000  # segments in the replay buffer: an episode, or a part of a longer one
     batch_size: int = 32  # segments per gradient step
     train_frequency: int = 1  # segments stored per gradient step
@@ -119,7 +119,7 @@ def with_agent_id(obs):
 
 
 class AgentNetwork(nn.Module):
-    """The values of an agent's actions by what it has seen and done in the episode. All agents share the weights."""
+    """Values, in COMA logits, of an agent's actions by what it has seen and done so far. All share the weights."""
 
     def __init__(self, num_agents, obs_dim, num_actions):
         super().__init__()

@@ -9,8 +9,8 @@ Nothing is played but evaluations: `global_step` counts gradient steps of the cr
 Paper     Nair et al. 2020, https://arxiv.org/abs/2006.09359
 Run       solo train awac --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
-Differs   from td3_bc.py: a Gaussian policy that only imitates, better actions more; no target network of the actor;
-          a third hidden layer
+Differs   from td3_bc.py: a Gaussian policy that only imitates, better actions more, and is updated in every step;
+          targets with its own actions, so no target network of the actor; a third hidden layer
 Not for   discrete actions: bc.py
 Details   docs/algorithms/awac.md
 """
@@ -40,7 +40,7 @@ class Args(RunArgs):
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
     temperature: float = 0.3333  # lambda, divides advantages: the smaller, the more the better actions count
-    max_weight: float = 100.0  # largest weight of an action in the actor's loss; inf: do not clip
+    max_weight: float = 100.0  # largest weight of an action in the actor's loss; inf: do not clip, which may overflow
 
 
 class Batch(NamedTuple):
@@ -106,8 +106,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()

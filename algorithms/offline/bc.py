@@ -6,7 +6,7 @@
 
 Nothing is played but evaluations: `global_step` counts gradient steps.
 
-Paper     Pomerleau 1991, https://doi.org/10.1162/neco.1991.3.1.88; --top: Chen et al. 2021,
+Paper     Pomerleau 1991, https://doi.org/10.1162/neco.1991.3.1.88; --top: as %BC of Chen et al. 2021,
           https://arxiv.org/abs/2106.01345 (there %BC)
 Run       solo train bc --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous, or discrete
@@ -35,7 +35,7 @@ class Args(RunArgs):
     total_timesteps: int = 1_000_000  # gradient steps
     batch_size: int = 256  # transitions per gradient step
     learning_rate: float = 3e-4  # learning rate of Adam
-    top: float = 1.0  # fraction of the episodes, those of the highest return, to imitate, at least one; from 0 to 1
+    top: float = 1.0  # fraction of the episodes (there: of the steps) with the highest returns to imitate, from 0 to 1
 
 
 class Batch(NamedTuple):
@@ -109,8 +109,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()

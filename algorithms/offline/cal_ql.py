@@ -49,7 +49,7 @@ class Args(RunArgs):
     alpha: float = 0.2  # temperature, the coefficient of the entropy, with --no-autotune
     autotune: bool = True  # learn the temperature for a target entropy of -action_dim (actions in [-1, 1])
     cql_alpha: float = 10.0  # how conservative: the weight of what lowers the values of unknown actions
-    cql_actions: int = 10  # actions drawn from each of three distributions, to estimate the mean over all actions
+    cql_actions: int = 10  # actions drawn from each of three distributions, for the log-sum-exp over all actions
 
 
 class Batch(NamedTuple):
@@ -60,7 +60,8 @@ class Batch(NamedTuple):
     reward: torch.Tensor  # (batch_size,)
     done: torch.Tensor  # (batch_size,), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, obs_dim)
-    mc_return: torch.Tensor  # (batch_size,), the discounted rewards from here to the end of the episode
+    mc_return: torch.Tensor  # (batch_size,), discounted rewards to the end of the episode; too high if a time limit
+    # or the end of the recording is one and rewards are negative
 
 
 class ScaleAction(gym.ActionWrapper):
@@ -175,8 +176,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -198,9 +198,9 @@ class Actor(nn.Module):
         self.scale, self.net = scale, mlp(len(scale.mean), 256, 256, 256, 2 * action_dim)
 
     def forward(self, obs, noise):  # (batch, obs_dim), (batch, action_dim) -> (batch, action_dim), (batch,)
-        """Actions for standard normal noise, and their log-probabilities (appendix C)."""
+        """Actions for standard normal noise, and their log-probabilities (SAC, appendix C)."""
         mean, log_std = self.net(self.scale(obs)).chunk(2, 1)
-        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; not in the paper, whose authors clip it
+        log_std = 3.5 * log_std.tanh() - 1.5  # in [-5, 2]; SAC's authors clip it instead
         x = mean + log_std.exp() * noise
         logprob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
         logprob = logprob - 2 * (math.log(2) - x - F.softplus(-2 * x))  # log(1 - tanh(x)^2), numerically stable
@@ -239,9 +239,10 @@ class Temperature(nn.Module):
 
 
 def calibrated_log_sum_exp(critic, actor, batch, uniform, noise):
-    """The logarithms of the integrals of exp(value) over all actions, by each critic (batch,), estimated with
-    importance weights from three times N actions (CQL's appendix F): `uniform` ones (N, batch, action_dim), and those
-    of the policy in the state and in the next one, for standard normal noise (2, N, batch, action_dim)."""
+    """The log-sum-exp of calibrated values over all actions, by each critic (batch,), estimated with
+    importance weights from three times N actions (CQL's appendix F, the last ones as in its authors' code): `uniform`
+    ones (N, batch, action_dim), the policy's in the state, and in the next one, for standard normal noise (2, N, batch,
+    action_dim)."""
     n, _, action_dim = uniform.shape
     with torch.no_grad():
         action, logprob = actor(batch.obs.repeat(n, 1), noise[0].flatten(0, 1))
@@ -351,8 +352,8 @@ if __name__ == "__main__":
                 now.episode = []
             obs = current_obs
 
-        # ---- 3. learn: one step of the critics, of the policy and of the temperature, all with one batch; from the
-        # data set, then, once an episode has ended, for each environment step from both
+        # ---- 3. learn: one step of the critics, of the policy and of the temperature, all with one batch: from
+        # the data set; online, once an episode has ended, from both for each environment step
         if not is_online or replay.inserted:
             if is_online:
                 batch = mixture(data, replay, args.batch_size, args.mixing, run.device)

@@ -50,7 +50,7 @@ class Args(RunArgs):
 class Batch(NamedTuple):
     """Windows of steps that follow each other in an episode, the newest last; places before them may be empty."""
 
-    return_to_go: torch.Tensor  # (batch_size, context_length, 1), the rewards from this step on, by --return-scale
+    return_to_go: torch.Tensor  # (batch_size, context_length, 1), sum of rewards from here on / --return-scale
     obs: torch.Tensor  # (batch_size, context_length, obs_dim)
     action: torch.Tensor  # (batch_size, context_length, action_dim), in [-1, 1]
     time: torch.Tensor  # (batch_size, context_length, 1), steps since the episode began
@@ -115,7 +115,7 @@ def returns_to_go(reward, last, gamma):
 def steps_of(dataset, obs_dim, return_scale):
     """A data set of n transitions as vectors, NumPy (n, obs_dim + action_dim + 3), with the fields of Batch in turn."""
     n = len(dataset)
-    first = np.searchsorted(dataset.episode, dataset.episode)  # (n,), the first transition of the same episode
+    first = np.searchsorted(dataset.episode, dataset.episode)  # (n,), of the same episode: numbers ascend
     return_to_go = returns_to_go(dataset.reward, dataset.terminated | dataset.truncated, 1.0) / return_scale
     time = np.arange(n) - first
     fields = [return_to_go[:, None], dataset.obs.reshape(n, obs_dim), dataset.action, time[:, None], np.ones((n, 1))]
@@ -144,8 +144,7 @@ class Windows:
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()

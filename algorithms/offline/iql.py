@@ -10,7 +10,8 @@ Paper     Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169 ("Eq. n" below
 Run       solo train iql --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from bc.py: the policy prefers actions that are better than the value of their state, which is an expectile
-          over the actions of the data, so that no critic is ever asked for another action
+          over the actions of the data, so that no critic is ever asked for another action.
+          Not as in the paper: observations are standardised, rewards are not scaled
 Not for   discrete actions: iql_discrete.py; learning by playing: sac_continuous_action.py
 Details   docs/algorithms/iql.md
 """
@@ -39,9 +40,9 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    expectile: float = 0.7  # the value of a state among those of its actions (0.5: their mean), from 0 to 1
+    expectile: float = 0.7  # of action values, which V estimates (0.5: mean, towards 1: maximum), from 0 to 1
     beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
-    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
+    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip, which may overflow
 
 
 class Batch(NamedTuple):
@@ -107,8 +108,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -168,8 +168,8 @@ class Value(nn.Module):
 
 
 def expectile_loss(difference, expectile):
-    """Eq. 3: squares of value - estimate (batch,), those of estimates that are too low weighted by `expectile`, all
-    others by 1 - `expectile`."""
+    """Eq. 3 of difference = Q - V (batch,): the mean of its squares, times `expectile` where Q is above V, times
+    1 - `expectile` elsewhere."""
     return (torch.where(difference > 0, expectile, 1 - expectile) * difference**2).mean()
 
 
@@ -251,7 +251,7 @@ if __name__ == "__main__":
     for iteration in run.loop(start, args.total_timesteps):
         global_step = iteration + 1  # a gradient step of each network
 
-        # ---- 1. learn, all with one batch: the value of states, the policy, the value of actions (Algorithm 1)
+        # ---- 1. learn, all with one batch: V, the policy, Q (Algorithm 1, in the order of the authors' code)
         batch = data.sample(args.batch_size, run.device)
         run.learned(value_step(target_critic, batch, args.expectile))
         cosine = math.cos(math.pi * iteration / args.total_timesteps)

@@ -38,9 +38,9 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    expectile: float = 0.7  # the value of a state among those of its actions (0.5: their mean), from 0 to 1
+    expectile: float = 0.7  # of action values, which V estimates (0.5: mean, towards 1: maximum), from 0 to 1
     beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
-    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
+    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip, which may overflow
 
 
 class Batch(NamedTuple):
@@ -93,8 +93,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -154,8 +153,8 @@ class Value(nn.Module):
 
 
 def expectile_loss(difference, expectile):
-    """Eq. 3: squares of value - estimate (batch,), those of estimates that are too low weighted by `expectile`, all
-    others by 1 - `expectile`."""
+    """Eq. 3 of difference = Q - V (batch,): the mean of its squares, times `expectile` where Q is above V, times
+    1 - `expectile` elsewhere."""
     return (torch.where(difference > 0, expectile, 1 - expectile) * difference**2).mean()
 
 

@@ -42,9 +42,9 @@ class Args(RunArgs):
     learning_rate: float = 3e-4  # learning rate of Adam; the actor's is annealed by a cosine
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target critics (1: hard copy), from 0 to 1
-    expectile: float = 0.7  # the value of a state among those of its actions (0.5: their mean), from 0 to 1
+    expectile: float = 0.7  # of action values, which V estimates (0.5: mean, towards 1: maximum), from 0 to 1
     beta: float = 3.0  # inverse temperature: how much the policy prefers better actions
-    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip
+    max_weight: float = 100.0  # largest weight of an action in the policy's loss; inf: do not clip, which may overflow
 
 
 class Setup(NamedTuple):
@@ -121,8 +121,8 @@ def transitions(dataset, obs_dim):
 
 
 def mean_and_std(obs):
-    """Those of the observations of a data set, NumPy (n, obs_dim), with which they are standardised; 0 and 1 if it is
-    empty."""
+    """The mean and the standard deviation + 1e-3 of the observations of a data set, NumPy (n, obs_dim); 0 and 1.001 if
+    it is empty."""
     mean, std = (obs.mean(0, np.float64), obs.std(0, np.float64)) if len(obs) else (obs.sum(0), obs.sum(0) + 1)
     return mean.astype(np.float32), (std + 1e-3).astype(np.float32)
 
@@ -158,7 +158,7 @@ def init_params(key, mean, std, action_dim):
 
 
 def standardize(actor, obs):
-    """Observations less the mean of the data set, divided by its standard deviation: so all networks see them."""
+    """Observations as all networks see them: see mean_and_std."""
     return (obs - actor["mean"]) / actor["std"]
 
 
@@ -192,8 +192,8 @@ def v_value(value, obs):  # (batch, obs_dim) -> (batch,)
 
 
 def expectile_loss(difference, expectile):
-    """Eq. 3: squares of value - estimate (batch,), those of estimates that are too low weighted by `expectile`, all
-    others by 1 - `expectile`."""
+    """Eq. 3 of difference = Q - V (batch,): the mean of its squares, times `expectile` where Q is above V, times
+    1 - `expectile` elsewhere."""
     return (jnp.where(difference > 0, expectile, 1 - expectile) * difference**2).mean()
 
 
@@ -300,10 +300,10 @@ if __name__ == "__main__":
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations)
     train = run.compile(lambda training, data: train_iteration(training, data, setup), 500, data)
 
-    for iterations in run.loop(start, args.total_timesteps, 1):  # ranges of at most `chunk` iterations
+    for iterations in run.loop(start, args.total_timesteps, 1):  # ranges of at most 500, as in run.compile
         global_step = iterations.stop  # gradient steps of each network
         training, (metrics, learning_rate) = train(training, iterations)
-        run.learned(metrics, np.ones_like(learning_rate))
+        run.learned(metrics, np.ones_like(learning_rate))  # each iteration has one of each
         run.log(global_step, {"charts/learning_rate": learning_rate[:, -1]})
         run.evaluate(global_step, act, make_env)
         run.save(global_step, training)

@@ -10,7 +10,8 @@ Paper     Tarasov et al. 2023, https://arxiv.org/abs/2305.09836; TD3: https://ar
 Run       solo train rebrac --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous
 Differs   from td3_bc.py: a third hidden layer, layer normalisation in the critics, which also lose value for actions
-          far from the next one of the data; observations as they are
+          far from the next one of the data; the actor's loss has the smaller value and a distance summed over
+          the entries of actions; observations as they are
 Not for   discrete actions: bc.py
 Details   docs/algorithms/rebrac.md
 """
@@ -82,7 +83,7 @@ def make_env(env_id, **kwargs):
 
 def transitions_in_turn(dataset, obs_dim):
     """A data set of n transitions as a Batch of NumPy arrays (n, ...); the last of an episode has no next action."""
-    ends = dataset.terminated | dataset.truncated
+    ends = dataset.terminated | dataset.truncated  # truncated: also where the recording was cut
     return Batch(
         obs=dataset.obs.reshape(len(dataset), obs_dim).astype(np.float32),
         action=dataset.action,
@@ -177,8 +178,8 @@ def rebrac_critic_loss(critic, target_critic, target_actor, batch, noise, noise_
 
 
 def rebrac_actor_loss(actor, critic, batch, bc_coef):
-    """The smaller value of both critics, divided by its mean size, of which no gradient is taken, less the squared
-    distance from the actions of the data; its negative, and the metrics."""
+    """bc_coef times the squared distance from the data's actions, less the smaller value of both critics divided by its
+    mean size, a constant; and the metrics."""
     action = actor(batch.obs)
     value = torch.min(*critic(batch.obs, action))
     bc_loss = ((action - batch.action) ** 2).sum(1).mean()

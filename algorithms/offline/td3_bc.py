@@ -107,8 +107,7 @@ def mlp(*sizes):
 
 
 class Standardize(nn.Module):
-    """Observations less the mean of a data set, divided by 1e-3 more than its standard deviation, which is 1 for an
-    empty one."""
+    """(obs - mean) / (std + 1e-3), with mean and standard deviation of a data set; 0 and 1 if it is empty."""
 
     def __init__(self, obs):  # NumPy (n, obs_dim)
         super().__init__()
@@ -179,8 +178,7 @@ def td3_critic_loss(critic, target_critic, target_actor, batch, noise, noise_cli
 
 
 def td3_bc_actor_loss(actor, critic, batch, alpha):
-    """The negative of Eq. 3, and the metrics. Eq. 5 makes the weight of the values that of their scale, of which no
-    gradient is taken."""
+    """The negative of TD3+BC's Eq. 3, and the metrics. Its Eq. 5: the weight is alpha / mean |Q|, a constant."""
     action = actor(batch.obs)
     value = critic.first(batch.obs, action)
     weight = alpha / value.abs().mean().detach()  # Eq. 5 with the policy's actions, as in the authors' code

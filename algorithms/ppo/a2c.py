@@ -5,7 +5,7 @@
 """Advantage actor-critic (A2C), discrete actions, vector observations.
 
 Paper     Mnih et al. 2016, https://arxiv.org/abs/1602.01783 (A3C, whose workers here act in step); as a special case of
-          PPO: Huang et al. 2022, https://arxiv.org/abs/2205.09123
+          PPO: Huang et al. 2022, https://arxiv.org/abs/2205.09123; "Eq. n": of PPO, https://arxiv.org/abs/1707.06347
 Run       solo train a2c --env-id CartPole-v1
 Spaces    vector -> discrete
 Differs   from ppo.py: one gradient step on each rollout, so the ratio of probabilities is 1 and nothing is clipped;

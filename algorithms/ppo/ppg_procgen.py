@@ -288,7 +288,8 @@ if __name__ == "__main__":
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     aux_minibatch_size = batch_size // args.aux_minibatches
-    run.require(aux_minibatch_size, f"--aux-minibatches must be at most the {batch_size} steps of a rollout")
+    sentence = f"--aux-minibatches must divide the {batch_size} steps of a rollout"
+    run.require(batch_size % args.aux_minibatches == 0, sentence)
     one_phase = num_iterations >= args.policy_iterations or not args.aux_epochs
     run.require(one_phase, f"--total-timesteps is less than {args.policy_iterations} rollouts (--policy-iterations)")
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
@@ -357,12 +358,12 @@ if __name__ == "__main__":
 
         # ---- 4. auxiliary phase: "optimise L_joint and L_value on all data in B", for E_aux epochs
         buffer.add(obs.reshape(batch_size, *obs_shape), rollout.returns.cpu().numpy())
-        if (iteration + 1) % args.policy_iterations == 0:
+        if args.aux_epochs and (iteration + 1) % args.policy_iterations == 0:
             images = np.array_split(buffer.arrays["obs"][: len(buffer)], len(buffer) // aux_minibatch_size)
             old_logits = torch.cat([agent.logits(x) for x in images])  # "compute and store current policy"
             for epoch in range(args.aux_epochs):
                 for index in torch.randperm(len(buffer)).split(aux_minibatch_size):
-                    aux_batch = (torch.as_tensor(x[index], device=run.device) for x in buffer.arrays.values())
+                    aux_batch = (torch.as_tensor(x[index.numpy()], device=run.device) for x in buffer.arrays.values())
                     run.learned(aux_step(*aux_batch, old_logits[index.to(run.device)], args.beta_clone))
 
         # ---- 5. report, when due: a row has the means of the metrics of all gradient steps since the last row

@@ -151,7 +151,8 @@ class Agent(nn.Module):
 
 
 def sample_share(logits, num_envs, mine):
-    """`sample_categorical` for the environments `mine` of this rank: all ranks draw the noise of all environments."""
+    """Actions of the environments `mine` of this rank, drawn from logits (local_envs, num_actions), and their
+    log-probabilities; all ranks draw the noise of all environments, so that their number changes nothing."""
     gumbel = np.random.gumbel(size=(num_envs, logits.shape[1]))[mine]
     action = (logits + gumbel).argmax(1)  # the Gumbel-max trick
     logits = logits - logits.max(1, keepdims=True)  # so that exp does not overflow

@@ -260,7 +260,7 @@ if __name__ == "__main__":
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])
             done[step], timeout[step] = terminated | truncated, truncated & ~terminated
             final_obs[step] = infos["next_obs"].flatten(1)  # what the step led to, also where an episode ended
-        run.episodes(global_step, reward.cpu().numpy(), done.cpu().numpy())  # the only copies to the CPU
+        run.episodes(global_step, reward.cpu().numpy(), done.cpu().numpy())  # the only arrays copied to the CPU
 
         # ---- 2. credit: rewards in units of the standard deviation of the returns
         returns, now.so_far = tensor_returns(reward, done, now.so_far, args.gamma)

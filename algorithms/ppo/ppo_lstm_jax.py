@@ -304,7 +304,7 @@ if __name__ == "__main__":
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
 
     setup = Setup(args, envs, num_iterations)
-    # model: the fields that `act` needs; envs: those that a resume restarts where EnvPool cannot be saved
+    # model: the fields that `act` needs; envs: what begins again where EnvPool cannot be saved; `first` clears `state`
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=("env_state", "obs", "first"))
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=16)

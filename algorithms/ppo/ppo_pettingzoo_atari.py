@@ -72,7 +72,7 @@ class Batch(NamedTuple):
 class Players(gym.Wrapper):
     """The game as its players see it: (num_agents, 4 + num_agents, 84, 84) bytes. Everybody has the last 4 grey images
     of the one screen, and after them a plane for each player: dark grey for the own one, black for the others. An
-    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing, the only chance in it."""
+    action is repeated for 4 frames. A game begins with 1 to 30 frames of doing nothing; nothing else is random."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -256,7 +256,6 @@ if __name__ == "__main__":
     envs = run.multi_agent_env(play_all, args.env_id, args.num_envs)  # where no agent is left, obs begins the next game
     run.require_spaces(envs, obs="image", action="discrete")
     batch_size = args.num_envs * args.num_steps
-    minibatch_size = batch_size // args.num_minibatches
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches
     num_agents, *obs_shape = envs.single_observation_space.shape
 
@@ -265,7 +264,7 @@ if __name__ == "__main__":
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
     policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
-    # an earlier copy of the network, an opponent: the weights after a quarter to a half of the steps, and a later copy
+    # an opponent, older: the weights after a quarter to a half of the steps so far; later: those that will replace it
     older = copy.deepcopy(agent)
     past = SimpleNamespace(step=0, older=older.state_dict(), later=copy.deepcopy(agent.state_dict()))
     start = run.resume(agent=agent, optimizer=optimizer, past=past, envs=envs)  # what a checkpoint holds

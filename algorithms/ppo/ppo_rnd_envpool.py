@@ -275,7 +275,7 @@ if __name__ == "__main__":
         run.log(global_step, {})
         run.save(global_step)
 
-    # ---- training
+    # ---- training; a resumed run goes on with iteration `start` of the loop in which it was saved
     for iteration in run.loop(start, num_iterations):
         global_step = (args.warmup_rollouts + iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:
@@ -303,7 +303,7 @@ if __name__ == "__main__":
         never = np.zeros(shape, np.float32)  # intrinsic returns continue in the next game: never done, no final value
         int_returns, now.so_far = discounted_returns(int_reward, never, now.so_far, args.int_gamma)
         return_normalizer.update(torch.as_tensor(int_returns, device=run.device).flatten())
-        scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8)
+        scaled_int_reward = int_reward / np.sqrt(return_normalizer.var.item() + 1e-8, dtype=np.float32)
 
         # "compute advantage estimates"
         _, next_value = policy(next_obs)

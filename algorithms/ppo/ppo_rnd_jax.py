@@ -93,7 +93,7 @@ class Training(NamedTuple):
     env_state: Any
     obs: jax.Array  # (num_envs, obs_dim), the current observations
     key: jax.Array  # of the random numbers to come
-    iteration: jax.Array  # iterations done, ()
+    iteration: jax.Array  # iterations of the training done, without the warm-up, ()
 
 
 class Batch(NamedTuple):

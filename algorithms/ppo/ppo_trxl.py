@@ -103,7 +103,7 @@ def relative_attention(query, key, value, code, u, v, distance, allowed):
 
 
 class Layer(nn.Module):
-    """A layer of Transformer-XL. Layer normalisation stands before attention and MLP, so that their sums stay plain."""
+    """A layer of Transformer-XL; layer normalisation stands before attention and MLP, and no ReLU behind them."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -122,7 +122,7 @@ class Layer(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
     def forward(self, context, codes, distance, allowed):
-        """The steps after the memory, which are the last of the context.
+        """The outputs of this layer for the steps after the memory, which are the last of the context.
 
         context (envs, memory_length + steps, width), codes (memory_length + 1, width), distance and allowed as in
         relative_attention -> (envs, steps, width)
@@ -170,7 +170,7 @@ class Agent(nn.Module):
         allowed = same & (distance >= 0) & (distance <= window)  # (envs, steps, keys)
 
         x, memory = self.encoder(obs).transpose(0, 1), []
-        for layer, remembered in zip(self.layers, state, strict=True):  # remembered: without gradient, as in the paper
+        for layer, remembered in zip(self.layers, state, strict=True):  # remembered has no gradient, as in TrXL
             context = torch.cat([remembered, nn.functional.pad(x, (0, 1), value=1.0)], 1)
             x = layer(context[..., :-1], self.codes, distance, allowed)
             memory.append(context[:, -window:] * allowed[:, -1, -window:, None])

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
 # dependencies = [
-#   "pgx==2.6.0", "mctx==0.0.5", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.5", "omegaconf==2.3.0",
-#   "pydantic>=2",
+#   "pgx==2.6.0", "mctx==0.0.5", "jax==0.4.35", "jaxlib==0.4.35", "dm-haiku==0.0.13", "optax==0.2.5",
+#   "omegaconf==2.3.0", "pydantic>=2",
 # ]
 # ///
 """Moves per second of pgx's AlphaZero example on connect four: self-play and learning, without evaluations.
