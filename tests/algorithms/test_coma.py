@@ -194,6 +194,26 @@ def test_updates_have_the_newest_segments_once(train, played, monkeypatch):
     assert all(np.take_along_axis(x["mask"], x["action"][..., None], -1).all() for x in played)
 
 
+def test_without_epsilon_actions_are_drawn_from_the_policy(train):
+    """Not the most likely ones, which `act` takes: the gradient is that of drawn actions."""
+    v = train("coma", *RAID, *SMALL, "--total-timesteps", "20", "--start-e", "0", "--end-e", "0")
+    actor, num_actions = v["actor"], v["num_actions"]
+    for p in actor.parameters():
+        torch.nn.init.zeros_(p)  # all actions have the same probability
+    obs, first = np.zeros((300, *v["obs"].shape[1:])), np.ones(300, bool)
+    drawn, _ = actor.draw(obs, None, first, None, 0.0)
+    assert len(set(drawn.ravel().tolist())) == num_actions
+    assert not actor.act(obs, None, first, None)[0].any()
+
+
+def test_a_segment_begins_with_an_empty_memory(train):
+    """In acting as in learning, also in the middle of a game: after a cut the memory is that of one step."""
+    v = train("coma", *RAID, *SMALL, "--max-steps", "3", "--total-timesteps", "200")
+    cut = v["now"].length == 0
+    assert cut.any() and (cut & ~v["now"].first).any()
+    assert not v["now"].memory[torch.as_tensor(cut)].any() and v["now"].memory[torch.as_tensor(~cut)].any()
+
+
 def test_resumed_equals_uninterrupted(train):
     """The last checkpoint thrown away, the run continues from the one before, in the middle of games."""
     flags = "--total-timesteps 150 --save-every 63 --log-every 30 --eval-every 75 --critic-steps 2"

@@ -414,6 +414,8 @@ def test_bad_numbers_are_refused(train):
     for flag in ("--max-value", "--target-std"):
         train("flash_sac", *DIARY, flag, "0", code=2)
         assert train.out == "error: --max-value and --target-std must be greater than 0\n"
+    train("flash_sac", *DIARY, "--alpha", "0", code=2)
+    assert train.out == "error: --alpha must be above 0 to be learned\n"
 
 
 @pytest.mark.slow

@@ -303,6 +303,8 @@ def test_resumed_with_its_replay_equals_uninterrupted(name, train):
 def test_bad_numbers_are_refused(train):
     train("tqc", *DIARY, "--num-dropped", "25", code=2)
     assert "--num-dropped 25 must be less than --num-quantiles 25" in train.out
+    train("simba_sac", *DIARY, "--alpha", "0", code=2)
+    assert train.out == "error: --alpha must be above 0 to be learned\n"
     train("redq", *DIARY, "--subset-size", "11", code=2)
     assert "--subset-size 11 must be at most --num-critics 10" in train.out
 

@@ -181,8 +181,8 @@ def test_learning_rates_fall_over_the_whole_training(train):
 def test_a_training_shorter_than_a_phase_is_refused(train):
     train("ppg_procgen", *SHORT, "--total-timesteps", 24, code=2)
     assert "--total-timesteps is less than 2 rollouts (--policy-iterations)" in train.out
-    train("ppg_procgen", *SHORT, "--aux-minibatches", 25, code=2)
-    assert "--aux-minibatches must be at most the 24 steps of a rollout" in train.out
+    train("ppg_procgen", *SHORT, "--aux-minibatches", 7, code=2)
+    assert "--aux-minibatches must divide the 24 steps of a rollout" in train.out
 
 
 def test_a_phase_that_does_not_fit_into_memory_is_refused(train, monkeypatch):

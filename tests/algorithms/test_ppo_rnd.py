@@ -52,6 +52,7 @@ def test_intrinsic_returns_run_over_time_in_each_environment(train):
     np.testing.assert_allclose(v["int_returns"], expected, rtol=1e-4)
     np.testing.assert_allclose(v["now"].so_far, expected[-1], rtol=1e-4)
     np.testing.assert_allclose(v["scaled_int_reward"], reward / expected.std(), rtol=1e-3)
+    assert v["scaled_int_reward"].dtype == np.float32  # with NumPy 2, too
 
 
 def test_only_the_extrinsic_return_ends_with_the_episode(train):
