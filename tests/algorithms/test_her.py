@@ -130,7 +130,7 @@ def test_of_k_plus_1_transitions_k_have_another_goal(k):
 
 
 def test_a_step_to_a_replaced_goal_ends_the_task_where_reaching_does():
-    """Before, its target had the value of a state from which the goal cannot be reached again but by leaving it. A crash
+    """Its target would have the value of a state beyond the end, from which one has to leave and come back. A crash
     stays an end; with a goal that was not reached nothing changes."""
     replay, record = filled(64)
     np.random.seed(0)
