@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def visible_gpus() -> list[str]:
     """The GPUs jobs may use: those of CUDA_VISIBLE_DEVICES where it is set, else all that the driver lists."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip()]
+        names = takewhile(lambda name: not name.startswith("-"), map(str.strip, chosen.split(",")))  # -1 ends the list
+        return [*filter(None, names)]
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # there is no driver, or it does not answer
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
         return [str(i) for i in range(sum(line.startswith("GPU ") for line in listing.splitlines()))]

@@ -21,16 +21,13 @@ EVERY = 10.0  # seconds between lines of progress where no line can be renewed
 
 def has_colors(file: Any) -> bool:
     """Whether what is written to `file` may be coloured."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
-        return True
-    return renews(file)
+    forced = os.environ.get("FORCE_COLOR", "0") not in ("", "0")
+    return not os.environ.get("NO_COLOR") and (forced or renews(file))
 
 
 def renews(file: Any) -> bool:
     """Whether a line written to `file` can be written again: a terminal that understands control sequences."""
-    return bool(file.isatty()) and os.environ.get("TERM") != "dumb"
+    return bool(file and file.isatty()) and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str, file: Any = None) -> str:

@@ -86,7 +86,8 @@ def refuse_links(folder: Path) -> None:
     reads there may wait for ever. The folder itself may be reached through a link."""
 
     def unreadable(error: OSError) -> None:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+        if not isinstance(error, FileNotFoundError):  # as below
+            raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
 
     for where, folders, files in os.walk(folder, onerror=unreadable):
         for path in (Path(where, name) for name in sorted(folders + files)):

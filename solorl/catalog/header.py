@@ -1,6 +1,7 @@
 """The algorithm files as a catalogue: what the header of each file says, and how a name finds its file."""
 
 import ast
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -53,7 +54,7 @@ def scripts(folder: Path | None = None) -> list[Script]:
 def read_source(path: Path) -> str:
     """The text of a Python file; UsageError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
@@ -137,7 +138,7 @@ def origins(path: Path) -> list[str]:
 
 def find_path(name: str) -> Path:
     """The file of `ppo`, `ppo.py` or a path to any .py file (a file that exists wins); else UsageError."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111, which fails where there is no such user
     if path.suffix == ".py" and path.is_file():
         return path
     paths = script_paths()

@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,9 @@ def extras() -> dict[str, list[str]]:
     return found
 
 
-def without_solorl(block: str) -> str:
+def without_solorl(lines: Sequence[str]) -> str:
     """The PEP 723 block with what SoloRL's extras install in the place of SoloRL."""
-    match = METADATA.match(block)
-    if not match:
-        return ""
-    told = tomllib.loads("\n".join(line[2:] for line in match.group(1).splitlines()))
+    told = tomllib.loads("\n".join(line[2:] for line in lines))
     needed: list[str] = []
     for name in told.get("dependencies", []):
         ours = re.match(r"solorl(?:\[([\w,\s-]*)\])?(?![\w-])", name)
@@ -96,7 +93,7 @@ def standalone(path: Path, name: str) -> str:
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]
     text = "".join([*before, *missing, *after, "\n\n", BANNER, code, *lines[last:]])
     if match := METADATA.match(text):
-        text = without_solorl(text) + text[match.end() :]
+        text = without_solorl(match.group(1).splitlines()) + text[match.end() :]
     run = shlex.split(header_fields(ast.get_docstring(ast.parse(text), clean=False) or "").get("Run", ""))
     if run[:2] != ["solo", "train"]:
         return text

@@ -50,15 +50,13 @@ def encode(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
         half = tensor.dtype == torch.bfloat16  # NumPy has no such type
         arrays[path] = np.array((tensor.view(torch.int16) if half else tensor).numpy(), order="C")
         return {"$tensor": path, "bfloat16": True} if half else {"$tensor": path}
-    if isinstance(tree, tuple):
-        return {"$tuple": [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]}
-    if isinstance(tree, list):
-        return [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]
+    if isinstance(tree, (tuple, list)):
+        items = [encode(value, arrays, f"{path}/{i}") for i, value in enumerate(tree)]
+        return {"$tuple": items} if isinstance(tree, tuple) else items
     if isinstance(tree, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in tree):
             return {key: encode(value, arrays, f"{path}/{key}") for key, value in tree.items()}
-        items = [[encode(k, arrays), encode(v, arrays, f"{path}/{k}")] for k, v in tree.items()]
-        return {"$items": items}
+        return {"$items": [[encode(k, arrays), encode(v, arrays, f"{path}/{k}")] for k, v in tree.items()]}
     raise TypeError(f"a checkpoint cannot hold {path or 'a value'} of type {type(tree).__name__}")
 
 

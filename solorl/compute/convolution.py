@@ -13,7 +13,8 @@ def conv2d(x: jax.Array, weight: jax.Array, stride: int = 1) -> jax.Array:
     rounding only.
     """
     device = jax.config.jax_default_device or jax.devices()[0]  # type: ignore[attr-defined]
-    if device.platform == "cpu" and not any(size % stride for size in (*x.shape[1:3], *weight.shape[:2])):
+    on_cpu = getattr(device, "platform", device) == "cpu"  # JAX_DEFAULT_DEVICE makes it a name
+    if on_cpu and not any(size % stride for size in (*x.shape[1:3], *weight.shape[:2])):
         return _product(x, weight, stride)
     names = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, weight, (stride, stride), "VALID", dimension_numbers=names)

@@ -65,7 +65,7 @@ class Processes:
         where it has too few cores."""
         self.ray = ray = self.ray or self._connect()
         self.count += len(inputs)
-        cores = 1 if "RAY_ADDRESS" in os.environ else 0  # on this machine there may be more processes than cores
+        cores = 1 if os.environ.get("RAY_ADDRESS") else 0  # on this machine there may be more processes than cores
         if (there := int(ray.cluster_resources().get("CPU", 0))) < cores * self.count:
             raise ConnectionError(f"the Ray cluster has {there} cores, but this training needs {self.count}")
         remote = ray.remote(_from_bytes(cls)).options(num_cpus=cores, max_restarts=-1)

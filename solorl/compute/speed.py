@@ -4,6 +4,7 @@
 """
 
 import copy
+import inspect
 import math
 import operator
 import os
@@ -36,10 +37,10 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "relu": lambda x: np.maximum(x, ZERO),
     "exp": np.exp,
     "sqrt": np.sqrt,
-    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),  # np.clip takes twice as long
+    "clamp": lambda x, min, max: np.minimum(np.maximum(x, min), max),  # np.clip takes twice as long
     "mean": lambda x, dim, keepdim=False: x.mean(dim, keepdims=keepdim),
     "sum": lambda x, dim, keepdim=False: x.sum(dim, keepdims=keepdim),
-    "squeeze": lambda x, dim: x.squeeze(dim),
+    "squeeze": lambda x, dim: x.squeeze(dim) if x.shape[dim] == 1 else x,
     "flatten": lambda x, start_dim: x.reshape(*x.shape[:start_dim], -1),
     "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
     "softmax": lambda x, dim: _softmax(x, dim),
@@ -134,6 +135,8 @@ class Forward:
                     names[node] = name_of(operator.attrgetter(str(node.target))(self.module).detach().numpy())
                     continue
                 function, weights = self._operation(node)
+                if inspect.isfunction(function):  # of our tables: are these all of its arguments?
+                    inspect.signature(function).bind(*node.args, *weights, **node.kwargs)
                 operands = [name_of(x) for x in (*node.args, *weights)]
                 operands += [f"{key}={name_of(x)}" for key, x in node.kwargs.items()]
                 names[node] = f"x{len(lines)}"

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from solorl.errors import quit_with
 from solorl.machine import own_cores
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solorl" / "jax"  # of compiled code
 # Operations of microseconds: handing them to other threads costs more than it brings.
 PARALLEL = ("xla_cpu_multi_thread_eigen", "xla_cpu_enable_concurrency_optimized_scheduler")
 # of the compiler; on a GPU other operations, without which a resumed run differs in the last bits
@@ -27,10 +26,11 @@ def keep_compiled_code(threads: int) -> None:
     """Compiled code, which is another one for every number of threads, stays on the disk; the environment variable
     JAX_COMPILATION_CACHE_DIR says where else."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        folder = CACHE / f"threads_{threads}"
         try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folder = cache / "solorl" / "jax" / f"threads_{threads}"
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
+        except (OSError, RuntimeError):  # no home
             return
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -56,6 +56,8 @@ def choose_device(name: str) -> None:
         return
     platform, _, number = name.partition(":")
     try:
+        if number and not number.isdecimal():
+            raise ValueError(number)
         devices = jax.devices({"cuda": "gpu"}.get(platform, platform))
         jax.config.update("jax_default_device", devices[int(number or 0)])
     except (RuntimeError, ValueError, IndexError):

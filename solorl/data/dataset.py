@@ -223,10 +223,11 @@ def _check_numbers(data: Dataset, folder: Path, space: Any) -> None:
     """UsageError where a reward or an observation is not finite, or an action does not lie in its space."""
     good = {name: np.isfinite(getattr(data, name)) for name in ("reward", "obs", "next_obs", "action")}
     if isinstance(space, gym.spaces.Discrete):
-        good["action"] = np.isin(data.action, range(int(space.n)))
+        good["action"] = (data.action >= 0) & (data.action < space.n) & (data.action % 1 == 0)
     else:
-        spare = 1e-5 * np.maximum(1, np.abs([space.low, space.high])).max(0) * (space.dtype.kind == "f")  # rounding
-        good["action"] &= (data.action >= space.low - spare) & (data.action <= space.high + spare)
+        bounds, rounding = (space.low, space.high), 1e-5 * (space.dtype.kind == "f")
+        low, high = (rounding * np.where(np.isfinite(x), np.maximum(1, np.abs(x)), 0) for x in bounds)
+        good["action"] &= (data.action >= space.low - low) & (data.action <= space.high + high)
     for name, each in good.items():
         if not (rows := each.reshape(len(data), -1).all(1)).all():
             row, why = int(np.argmin(rows)), f"in {space}" if name == "action" else "finite"
@@ -250,16 +251,9 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
     def flat(array: np.ndarray) -> np.ndarray:
         return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
 
-    return Dataset(
-        obs=flat(obs),
-        action=flat(arrays["action"]),
-        reward=flat(arrays["reward"]).astype(np.float32),
-        terminated=flat(arrays["terminated"]),
-        truncated=flat(truncated),
-        next_obs=flat(next_obs),
-        episode=np.cumsum(ends) - ends,
-        cut=flat(truncated & ~arrays["truncated"] | arrays["cut"])[ends],
-    )
+    cut = flat(truncated & ~arrays["truncated"] | arrays["cut"])[ends]
+    columns = (obs, arrays["action"], arrays["reward"].astype(np.float32), arrays["terminated"], truncated, next_obs)
+    return Dataset(*map(flat, columns), np.cumsum(ends) - ends, cut)  # type: ignore[call-arg]
 
 
 def merged(parts: Sequence[Dataset]) -> Dataset:
@@ -288,8 +282,8 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     """One data set for a training on `envs`; its actions in the bounds of `envs`, if it has those of the environment
     without the wrappers of `make_env`. UsageError where it is of another environment or of other spaces."""
     about, (obs, ours) = read_about(path), (envs.single_observation_space, envs.single_action_space)
-    theirs = str(about.get("env_id"))
-    if theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` a data set may know the name only
+    theirs = str(about.get("env_id") or "")  # a data set from elsewhere may not say it
+    if theirs and theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` it may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
     bare, actions = bare_action_space(envs), about.get("action_space")
     scaled = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and actions != described(ours)

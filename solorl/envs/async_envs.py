@@ -4,10 +4,10 @@ envs = AsyncEnvs([make_env] * 8)  # used like VectorEnvs([make_env] * 8), with i
 """
 
 import os
-import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,12 +15,13 @@ from multiprocessing import connection, parent_process, util
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from solorl import signals
 from solorl.envs import guest
 from solorl.envs.surroundings import seeded, set_random_states
 from solorl.envs.vector import Masked, masks_in, stacked_masks, with_next_obs
-from solorl.errors import UsageError, quit_with, told
+from solorl.errors import UsageError, quit_with, reason, told
 
 LEFT = 5.0  # seconds in which a process that is no longer needed closes its environment
 
@@ -107,8 +108,9 @@ def _end(pipes: Sequence[Any], processes: Sequence[Any]) -> None:
     for pipe in pipes:
         with suppress(OSError):
             pipe.send(("close", None))
+    until = time.monotonic() + LEFT
     for process in processes:
-        process.join(LEFT)
+        process.join(max(0, until - time.monotonic()))
         process.kill()
 
 
@@ -123,10 +125,13 @@ def _begin(trains: int, index: int, make_env: Callable[[], gym.Env], registry: M
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gym.registry.update(registry)
     guest.SAID |= said
-    set_random_states(seeded(random.getrandbits(31) + index))  # or all processes would draw the same
+    set_random_states(seeded(int(np.random.get_state()[1][0]) + index))  # type: ignore[index]
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # others do not outlive a fork, and the cores are taken
-    env = make_env()
+    try:
+        env = make_env()
+    except Exception as error:  # which no process hears
+        quit_with(f"--async-envs: environment {index} failed: {reason(error)}", 1)
     return Away(env if isinstance(env, Masked) else Masked(env), f"environment {index} failed")
 
 

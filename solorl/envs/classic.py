@@ -145,8 +145,6 @@ class JaxEnvs:
     `env_id` is one of `DYNAMICS`, or any of Gymnasium's that `dynamics` are those of.
     """
 
-    saved = True  # their state is part of the training, and so of a checkpoint
-
     def __init__(self, env_id: str, num_envs: int, dynamics: Dynamics | None = None):
         spec = gym.spec(env_id)
         env = gym.make(env_id)

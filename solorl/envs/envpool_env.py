@@ -4,25 +4,18 @@ Importing this module registers them; where an id of EnvPool has a slash, it is 
 They are slower than many in one `EnvPoolVectorEnv`. Every episode has a seed of its own, so resuming is exact.
 """
 
-from typing import Any
-
 import gymnasium as gym
 
 from solorl.envs.envpool import EnvPoolVectorEnv
 from solorl.envs.load_envpool import import_envpool
-from solorl.envs.spaces import First
+from solorl.envs.spaces import Seeded
 
 
-class EnvPoolEnv(First):
+class EnvPoolEnv(Seeded):
     """One environment of EnvPool; `info["action_mask"]` where it tells what is allowed."""
 
     def __init__(self, env_id: str):
         super().__init__(EnvPoolVectorEnv(env_id, 1, 1))
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """See `gymnasium.Env.reset`."""
-        gym.Env.reset(self, seed=seed)
-        return super().reset(seed=int(self.np_random.integers(2**31)))
 
 
 _entry = "solorl.envs.envpool_env:EnvPoolEnv"

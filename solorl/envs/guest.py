@@ -25,7 +25,7 @@ from solorl.envs.returns import declared, number, teams_of
 from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
 from solorl.envs.vector import Masked, VectorEnvs
-from solorl.errors import UsageError, quit_with
+from solorl.errors import UsageError, quit_with, told
 from solorl.terminal import warn
 
 READ = ("action_mask", "lives", "alive", "state")  # of `info`; the last two are those of games of several agents
@@ -83,11 +83,11 @@ class Guest(Masked):
         self.now = (obs, self.now[1] + 1)
         if not (isinstance(reward, (float, int)) and math.isfinite(reward)):
             reward = self._reward(reward)
+        if not all(type(x) is bool or (isinstance(x, FLAGS) and np.size(x) == 1) for x in (terminated, truncated)):
+            self.fault(f"its step ends by {terminated!r:.40} and {truncated!r:.40}, which are not True or False")
         if terminated or truncated:
             self.look()
             obs = copy.deepcopy(obs)  # a reset may write into it
-        if not isinstance(terminated, FLAGS) or not isinstance(truncated, FLAGS):
-            self.fault(f"its step ends by {terminated!r:.40} and {truncated!r:.40}, which are not True or False")
         return obs, reward, terminated, truncated, self._read(info)
 
     def render(self) -> Any:
@@ -141,7 +141,7 @@ class Guest(Masked):
         if self._shape is not None and (found := getattr(obs, "shape", self._shape)) != self._shape:
             what = f"the observation of its {'step' if length else 'reset'} has shape {found}"
             self.fault(f"{what}, but its space has {self._shape}")
-        kept = {name: info[name] for name in READ if name in info} | declared(info) if info else {}
+        kept = {x: info[x] for x in READ[: 4 if self._agents else 2] if x in info} | declared(info) if info else {}
         mask = kept.pop("action_mask", None)
         mask = np.ones(shape, bool) if mask is None and shape is not None else mask
         if mask is not None and shape not in (None, np.shape(mask)):
@@ -260,10 +260,12 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
         begun = env._visit(code.reset, seed=0)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
             env.fault("its reset must return two values, obs and a dict info")
-        taken = env._visit(code.step, random_action(code.action_space, begun[1]))
-        if len(taken) != 5:
+        with told(f"{env_id}: its action_mask does not fit {code.action_space}"):
+            action = random_action(code.action_space, begun[1])
+        taken = env._visit(code.step, action)
+        if not isinstance(taken, tuple) or len(taken) != 5:
             what = "its step must return five values, obs, reward, terminated, truncated, info"
-            env.fault(f"{what}, but returns {len(taken)}")
+            env.fault(f"{what}, but returns {len(taken) if isinstance(taken, tuple) else repr(taken)[:40]}")
         env.own[RANDOM] = seeded(2**31 - 7)  # others: a seed in each reset leads to the same states again
         drawn = plain(env.own[RANDOM])  # now, since what the first calls import may draw, too
         obs, info = env.reset(seed=0)

@@ -24,8 +24,6 @@ GAMES = tuple(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "
 class GymnaxEnvs:
     """`num_envs` games of one kind side by side. `env_id` is one of `GAMES`."""
 
-    saved = True  # their state is part of the training, and so of a checkpoint
-
     def __init__(self, env_id: str, num_envs: int):
         try:
             import gymnax

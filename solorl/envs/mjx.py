@@ -78,7 +78,10 @@ def _dynamics(name: str) -> Dynamics:
         cost = costs * (action**2).sum() + default.get("contact_cost_weight", 0) * (forces**2).sum()
         forward = default["forward_reward_weight"] * (x - body.x) / env.dt
         reward = forward + default.get("healthy_reward", 0) * healthy - cost
-        return Body(qpos, qvel, data.qacc_warmstart, x, forces), reward, ~healthy
+        finite = jnp.isfinite(qpos).all() & jnp.isfinite(qvel).all()  # nobody learns from NaN: the body stays
+        after = Body(qpos, qvel, data.qacc_warmstart, x, forces), reward
+        after, reward = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, (body, 0.0))
+        return after, reward, ~healthy
 
     def step(body: Body, action: Any) -> Any:
         with jax.default_matmul_precision("highest"):  # else a GPU rounds to 10 bits

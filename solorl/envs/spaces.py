@@ -124,3 +124,12 @@ class First(gym.Env[Any, Any]):
     def close(self) -> None:
         """See `gymnasium.Env.close`."""
         self.envs.close()
+
+
+class Seeded(First):
+    """The same; each reset draws the seed of its episode from the generator of this environment."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        gym.Env.reset(self, seed=seed)
+        return super().reset(seed=int(self.np_random.integers(2**31)))

@@ -35,9 +35,10 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 def seeded(seed: int) -> dict[str, Any]:
     """Such states by a seed; the global generators stay as they are."""
-    states: dict[str, Any] = {"numpy": np.random.RandomState(seed % 2**32).get_state()}
+    short = int(np.random.SeedSequence(seed).generate_state(1)[0])  # NumPy and torch read the last 32 bits only
+    states: dict[str, Any] = {"numpy": np.random.RandomState(short).get_state()}
     torch = sys.modules.get("torch")
-    states |= {"torch": torch.Generator().manual_seed(seed).get_state()} if torch else {}
+    states |= {"torch": torch.Generator().manual_seed(short).get_state()} if torch else {}
     return states | {"python": random.Random(seed).getstate()}
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from solorl.errors import UsageError
+
 
 class Board:
     """`height` times `width` cells; `length` stones in a row, in any direction, win. A player sets a stone on any empty
@@ -20,6 +22,8 @@ class Board:
 
     def __init__(self, height: int, width: int, length: int, stones_fall: bool):
         self.height, self.width, self.length, self.stones_fall = height, width, length, stones_fall
+        if width * (height + 1) > 63:
+            raise UsageError(f"a board of {height} x {width} cells is too large: width x (height + 1) can be 63")
         self.bit = np.int64(1) << (np.arange(width) * (height + 1) + np.arange(height)[::-1, None])  # of each cell
         self.cells, self.column = self.bit.sum(), self.bit.sum(0)  # all bits; those of each column
         self.shifts = np.array([1, height, height + 1, height + 2])  # to the next cell: up; right and down, level, up

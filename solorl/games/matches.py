@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from solorl.envs.spaces import First
+from solorl.envs.spaces import Seeded
 from solorl.games import opponents
 from solorl.games.boards import Board
 
@@ -65,12 +65,8 @@ class Matches(gym.vector.VectorEnv):
             ends = {"final_obs": obs, "_final_obs": over, "final_info": infos}
             self.position[over] = 0
             if self.opponent == "human":  # who is not asked for a move until the next reset
-                print(
-                    self.game.text(self.shown[0]),
-                    {1.0: "you lose", 0.5: "a draw", 0.0: "you win"}[reward[0]],
-                    "",
-                    sep="\n",
-                )
+                said = {1.0: "you lose", 0.5: "a draw", 0.0: "you win"}[reward[0]]
+                print(self.game.text(self.shown[0]), said, "", sep="\n")
             else:
                 self._answer(over & self.second)
             obs, infos = self.game.observation(self.position), self._infos() | ends
@@ -90,7 +86,7 @@ class Matches(gym.vector.VectorEnv):
         return None if self.render_mode is None else tuple(map(self.game.picture, self.shown))
 
 
-class Match(First):
+class Match(Seeded):
     """One of them."""
 
     metadata = Matches.metadata
@@ -98,8 +94,3 @@ class Match(First):
     def __init__(self, **kwargs: Any):
         super().__init__(Matches(**kwargs))
         self.game, self.render_mode = self.envs.game, self.envs.render_mode  # type: ignore[attr-defined]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """See `gymnasium.Env.reset`."""
-        gym.Env.reset(self, seed=seed)
-        return super().reset(seed=int(self.np_random.integers(2**31)))

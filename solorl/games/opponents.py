@@ -35,7 +35,7 @@ def player(name: str, board: Board) -> Player:
         ("perfect", False): lambda position, rng: np.sign(minimax(board, position, board.max_moves)),
         ("human", False): lambda position, rng: ask(board, position),
     }
-    if (kind, number is not None) not in known or number == "0":
+    if (kind, number is not None) not in known or (number and not int(number)):
         raise UsageError(f"there is no opponent {name}; there are {NAMES}")
     if kind == "perfect" and board.max_moves > SMALL:
         raise UsageError(f"there is no perfect opponent on a board of {board.max_moves} cells, only on {SMALL} or less")
@@ -59,8 +59,9 @@ def minimax(board: Board, position: np.ndarray, depth: int) -> np.ndarray:
     where the game is not over by then, so is each empty cell that completes a row."""
 
     def value(position: np.ndarray, depth: int) -> np.ndarray:
-        both, back = np.unique(position[:, 0] + 1j * position[:, 1], return_inverse=True)  # each position once
-        position = np.stack([both.real, both.imag], -1).astype(np.int64)
+        pairs = position.view([("own", np.int64), ("other", np.int64)])[:, 0]
+        pairs, back = np.unique(pairs, return_inverse=True)  # each position once
+        position = pairs.view(np.int64).reshape(-1, 2)
         lost, over = board.lost(position), board.over(position)
         if depth == 0 or over.all():
             empty = board.cells & ~(position[:, :1] | position[:, 1:])

@@ -123,6 +123,7 @@ class Ending:
     def deaf(self) -> None:
         """Signals go where they went before."""
         signals.restore(self._before)
+        self._before = {}
 
     def release(self) -> None:
         """The run is over: signals go where they went before, but not after one in a process that ends."""
@@ -158,7 +159,7 @@ class Ending:
         if self.ranks.world_size > 1:
             said = self.ranks.everyone((self.why, self.signal))
             self.why = next((why for why, _ in said if why), "")
-            self.signal = next((number for _, number in said if number), 0)
+            self.signal = self.signal or next((number for _, number in said if number), 0)  # one may have come since
 
     def _stop_asked(self) -> bool:
         now = time.perf_counter()

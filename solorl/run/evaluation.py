@@ -180,7 +180,7 @@ class Evaluator:
         they are known. Raises Diverged where the mean return is not finite."""
         said: list[dict[str, float]] = []
         returns, lengths = self.play(EVALUATE, 0, policy, make_env, said=said) if played is None else played
-        teams = teams_of(self._envs[""][0]) if self._envs else None
+        teams = teams_of(self._envs[""][0]) if "" in self._envs else None
         mean = float(of_game(returns, teams).mean())
         if self.args.eval_more and (mean > self.best or self.reaches(mean)):
             more = self.play(EVALUATE, self.args.eval_episodes, policy, make_env, said=said)

@@ -101,9 +101,9 @@ class RunFolder:
             path = self.path if i == 1 else self.path.with_name(f"{self.path.name}-{i}")
             try:
                 path.mkdir(parents=True)
-            except FileExistsError:
-                continue
             except OSError as error:
+                if os.path.lexists(path):  # else there is a link to nowhere on the way
+                    continue
                 raise UsageError(f"the run folder {near(self.path)} cannot be written: {error.strerror}") from None
             self.path = path
             return self.lock()
@@ -125,7 +125,7 @@ class RunFolder:
             if args.resume:
                 self._record_changes(args, script, saved.get("step", 0))
         note_start(self.path / CONFIG)
-        self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else None)
+        self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else 0 if args.resume else None)
 
     def _record_changes(self, args: RunArgs, script: Path, step: int) -> None:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""

@@ -114,7 +114,7 @@ class Runs:
         list of one for each, because on the CPU each runs the same code as alone; on other devices, where one call
         trains all (vmap), it is one whose leaves have a first axis of seeds.
         """
-        lost = tuple(envs) if envs and not self._envs.saved else ()
+        lost = tuple(envs) if envs and not getattr(self._envs, "saved", True) else ()
         if self.play:
             begin = functools.partial(without_replay, begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
@@ -215,6 +215,7 @@ class Runs:
                 start = end
         except BaseException:
             signals.restore(self._before)
+            self._before = {}
             raise
         for run in self.runs:
             run.meter.trained = last or run.ending.why != ""
@@ -303,7 +304,7 @@ class Runs:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
-            if run.ending.signal:
+            if run.ending.signal and not signals.below_a_worker():
                 run.ending.abandon("stopped" if run.meter.trained else "failed")
             run.ending.signal = number
         first = self.runs[0]

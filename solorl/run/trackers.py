@@ -11,7 +11,6 @@ import netrc
 import os
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,21 +65,8 @@ class MetricsFile:
         self.write([])
         if self.problem is not None:
             raise self.problem
-        if self.path.exists():
-            sync_file(self.path)
+        sync_file(self.path)
         return self._size
-
-
-@contextmanager
-def _without_torch():
-    """Imports inside do not find torch unless it is there already: tensorboardX would load it, seconds, for no use."""
-    is_there = "torch" in sys.modules
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        if not is_there:
-            del sys.modules["torch"]
 
 
 class TensorBoard:
@@ -88,9 +74,14 @@ class TensorBoard:
     where a disk is full, and the queue before it then blocks the training for ever."""
 
     def __init__(self, folder: Path, purge_step: int | None):
-        with _without_torch():
+        # tensorboardX would load torch, seconds, for no use, unless it is there already
+        torch: Any = sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        try:
             from tensorboardX.proto.event_pb2 import Event
             from tensorboardX.record_writer import masked_crc32c
+        finally:
+            if torch is None:
+                del sys.modules["torch"]
         self._event, self._crc = Event, masked_crc32c
         self._path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         self._append(file_version="brain.Event:2")

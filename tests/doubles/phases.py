@@ -27,6 +27,7 @@ class Args(RunArgs):
     by: str = "signal"  # signal | stop | target
     falls: bool = False  # the last loop does not count on
     twice: bool = False  # the second loop says that it is the last one
+    breaks: bool = False  # the script leaves the first loop after two iterations
     eval_episodes: int = 2
 
 
@@ -88,6 +89,8 @@ if __name__ == "__main__":
         run.log(global_step, {"charts/drawn": np.random.random()})
         end(global_step)
         run.save(global_step)
+        if args.breaks and iteration == 1:
+            break
 
     for iteration in run.loop(start, args.offline, last=args.twice):  # a step is a gradient step
         global_step = 16 + 2 * (iteration + 1)

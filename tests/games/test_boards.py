@@ -123,6 +123,22 @@ def test_minimax_sees_a_double_threat_that_one_ply_does_not():
     assert len(wide) == 7
 
 
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (15, 15)])
+def test_a_board_that_does_not_fit_into_64_bits_is_refused(height, width):
+    with pytest.raises(UsageError, match=f"a board of {height} x {width} cells is too large"):
+        Board(height, width, 5, stones_fall=False)
+
+
+def test_minimax_tells_positions_of_a_large_board_apart():
+    """They differ in a low bit next to a high one: more digits than a float has."""
+    board = Board(6, 8, 4, stones_fall=True)  # 56 bits
+    position = np.concatenate([played(board, 8, 1, 8, 1, 8, 1), played(board, 8, 1, 8, 1, 7, 1)])
+    assert minimax(board, position, 1).argmax(1)[0] == 7  # wins on top of three stones
+    assert minimax(board, position, 2)[1].argmax() == 0  # three of the other one have to be blocked
+    alone = [minimax(board, each[None], 2)[0].tolist() for each in position]
+    assert minimax(board, position, 2).tolist() == alone
+
+
 def test_minimax_is_the_plain_recursion():
     """To the end of tic-tac-toe, without the sharing of equal positions."""
 
@@ -168,7 +184,7 @@ def test_stronger_opponents_beat_weaker_ones_and_perfect_play_is_a_draw():
     assert points(TIC, "uct-100", "one-ply", 30) > 0.6
 
 
-@pytest.mark.parametrize("name", ["nobody", "uct", "uct-0", "minimax", "random-3", "perfect-2", ""])
+@pytest.mark.parametrize("name", ["nobody", "uct", "uct-0", "minimax", "minimax-00", "random-3", "perfect-2", ""])
 def test_unknown_opponents_are_refused(name):
     with pytest.raises(UsageError, match="there is no opponent"):
         player(name, TIC)

@@ -48,12 +48,8 @@ def team_game(name: str, **kwargs: Any) -> Any:
 
 
 for _name in GAMES:
-    gym.register(
-        f"team/{_name}",
-        "solorl.games.teams.parallel:open_game",
-        kwargs={"name": _name},
-        disable_env_checker=True,
-    )
+    _entry = "solorl.games.teams.parallel:open_game"
+    gym.register(f"team/{_name}", _entry, kwargs={"name": _name}, disable_env_checker=True)
 
 
 def _compiled(env_id: str, num_envs: int) -> Any:

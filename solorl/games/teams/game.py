@@ -84,8 +84,6 @@ class JaxTeams:
     Spaces, `agents`, `teams` and true sizes are those of `Game` and `PettingZooEnvs`.
     """
 
-    saved = True  # their state is part of the training, and so of a checkpoint
-
     def __init__(self, env_id: str, num_envs: int, teams: Any = None, **kwargs: Any):
         name = env_id.removeprefix("team/")
         self.game, self.num_envs = team_game(name, **kwargs), num_envs

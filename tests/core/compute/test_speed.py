@@ -59,6 +59,17 @@ class OwnLinear(nn.Linear):
         return 2 * super().forward(x)
 
 
+class Calls(nn.Module):
+    """An operation that NumPy knows, with other arguments than ours has."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.net, self.call = nn.Linear(3, 4), call
+
+    def forward(self, x):
+        return self.call(self.net(x))
+
+
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()
@@ -72,13 +83,23 @@ def net():
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-KNOWN = {"layers": net, "dueling": Dueling, "softmax": Categorical, "buffers": Scaled}
+KNOWN = {
+    "bounds by name": lambda: Calls(lambda x: x.clamp(max=0.1, min=-0.1).squeeze(1)),
+    "layers": net,
+    "dueling": Dueling,
+    "softmax": Categorical,
+    "buffers": Scaled,
+}
 UNKNOWN = {
     "another layer": lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)),
     "a layer without bias": lambda: nn.Sequential(nn.Linear(3, 4, bias=False)),
     "a layer of one's own": lambda: nn.Sequential(OwnLinear(3, 4), nn.Tanh()),
     "a layer whose weight is computed": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))),
     "a branch": Branches,
+    "a mean of all": lambda: Calls(lambda x: x.mean() + x),
+    "a sum of all": lambda: Calls(lambda x: x.sum() + x),
+    "one bound": lambda: Calls(lambda x: x.clamp(min=0)),
+    "another end": lambda: Calls(lambda x: x.flatten(0, 1)),
 }
 
 

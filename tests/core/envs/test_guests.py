@@ -16,11 +16,11 @@ from rude import Rude
 
 from solorl import EnvPoolVectorEnv
 from solorl.checkpoints import env_state
-from solorl.compute.device import EVALUATE
+from solorl.compute.device import EVALUATE, env_seed
 from solorl.envs.guest import KNOWN, SAID, guest_in, hosted, try_out, vector_env
 from solorl.envs.returns import declared, means, note
 from solorl.envs.spaces import First
-from solorl.envs.surroundings import plain, random_states
+from solorl.envs.surroundings import plain, random_states, seeded
 from solorl.envs.vector import VectorEnvs
 from solorl.errors import UsageError
 from solorl.run.evaluation import open_games, play_episodes
@@ -73,6 +73,41 @@ def test_its_random_states_follow_its_seed_and_leave_those_of_the_process():
     assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9
     assert plain(random_states()) == before
     assert KNOWN["rude:Draws-v0"].changes == ("the global random generators",)
+
+
+def test_random_states_of_two_run_seeds_differ():
+    """NumPy and torch read 32 bits of a seed, in which those of two runs are equal."""
+    states = [plain(seeded(env_seed(seed, 0, 0))) for seed in range(1, 5)]
+    for part in range(3):  # of Python, NumPy and torch
+        assert len({str(state[part]) for state in states}) == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "mask", "said"),
+    [
+        (
+            lambda self, action: None,
+            None,
+            "its step must return five values, obs, reward, terminated, truncated, info, but",
+        ),
+        (None, np.ones(3, np.int8), "its action_mask does not fit Discrete(2)"),
+    ],
+)
+def test_usual_mistakes_are_one_sentence(step, mask, said, monkeypatch):
+    if step:
+        monkeypatch.setattr(Rude, "step", step)
+    if mask is not None:
+        monkeypatch.setattr(Rude, "info", lambda self: {"action_mask": mask})
+    with pytest.raises(UsageError, match="rude:Rude-v0") as error:
+        try_out(lambda env_id: gym.make(env_id, disable_env_checker=True), "rude:Rude-v0")
+    assert said in str(error.value)
+
+
+def test_what_only_games_of_several_agents_say_is_not_read_of_others(monkeypatch):
+    """Of one agent `state` may have another shape in each step."""
+    monkeypatch.setattr(Rude, "info", lambda self: {"state": np.zeros(self.t), "alive": "no", "lives": 3})
+    env = hosted(lambda env_id: gym.make(env_id, disable_env_checker=True), "rude:Rude-v0")()
+    assert env.reset(seed=1)[1] == env.step(0)[4] == {"lives": 3}
 
 
 def test_environments_of_a_placed_object_are_guests_too():
@@ -160,6 +195,7 @@ def test_a_module_may_read_the_command_line_but_not_end_the_program(end, code, s
         ({"reward": np.ones(1)}, "its reward must be one number, but is an array of shape (1,)"),
         ({"flag": None}, "its step ends by False and None, which are not True or False"),
         ({"flag": "no"}, "its step ends by False and 'no', which are not True or False"),
+        ({"flag": np.zeros(2, bool)}, "its step ends by False and array([False, False]), which are not True or False"),
         ({"obs": np.zeros(3, np.float32)}, "the observation of its step has shape (3,), but its space has (2,)"),
     ],
 )

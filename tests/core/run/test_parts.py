@@ -50,6 +50,9 @@ def test_a_folder_that_is_locked_or_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file/a cannot be written: Not a directory"):
         RunFolder(tmp_path / "file" / "a").make()
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")  # not a name that is taken: to the next one there is no end
+    with pytest.raises(UsageError, match="link/a cannot be written"):
+        RunFolder(tmp_path / "link" / "a").make()
     with pytest.raises(UsageError, match="gone cannot be written: No such file"):
         RunFolder(tmp_path / "gone").lock()
 

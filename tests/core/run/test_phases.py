@@ -104,6 +104,12 @@ def test_what_ends_a_loop_ends_those_after_it(by, train):
             assert result(run_dir) == want
 
 
+def test_a_loop_after_one_that_the_script_has_left_hears_signals(train):
+    v = train(SCRIPT, "--save-every", 2, "--eval-every", 0, "--breaks", "--end-at", 20)
+    assert v["trace"] == [*WHOLE[:2], *WHOLE[4:6]] and status(v["run"].dir) == "stopped"
+    assert steps_of(v["run"].dir)[-1] == 20
+
+
 def test_a_played_run_has_no_iterations(train):
     run_dir = train(SCRIPT)["run"].dir
     before = comparable(run_dir)

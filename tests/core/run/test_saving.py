@@ -243,7 +243,7 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
 # ---------------------------------------------------------------------- signals
 RUNNER = """
 import os, runpy, signal, sys
-from solorl.run import output, verbs
+from solorl.run import ending, verbs
 path, where, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = path
 
@@ -255,7 +255,7 @@ def interrupted(function, place):
     return call
 
 verbs.Run.log = interrupted(verbs.Run.log, "log")
-output.draw_learning_curve = interrupted(output.draw_learning_curve, "draw")
+ending.draw_learning_curve = interrupted(ending.draw_learning_curve, "draw")
 try:
     runpy.run_path(path, run_name="__main__")
 finally:
