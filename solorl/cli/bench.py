@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         study.retry(plan.tasks, final=args.retry)
         if local and args.workers != 0:
             return run(study, plan, args.workers or 0, until, folder)
-        if not local:
+        if not local and args.workers != 0:
             left = [task for task in plan.tasks if task.id not in study.ids()]
             say(start(args.engine, job(storage.where, plan.name, left, args.workers), options))
     except OSError as error:
@@ -251,7 +251,7 @@ def look_after(argv: Sequence[str]) -> int:
     parser.add_argument("--results", metavar="DIR", type=Path, help="of collect: default benchmark/results/NAME")
     args = parser.parse(argv[1:])
     study = open_study(args.storage)
-    tasks = [study.find(args.task)] if args.task else list(study.tasks.values())
+    tasks = [study.find(args.task)] if args.task is not None else list(study.tasks.values())
     try:
         if verb == "status":
             return status(study, tasks, args.json)
@@ -264,11 +264,13 @@ def look_after(argv: Sequence[str]) -> int:
             text = study.storage.read(f"tasks/{tasks[0].id}/output.txt").decode(errors="replace")
             say("\n".join(plain(line) for line in text.rstrip().splitlines()))
         else:
-            collector, done = Collector(study, args.results or Path("benchmark/results") / study.name, say), study.ids()
-            for task in [task for task in tasks if task.id in done]:
-                collector.keep(task)
+            folder, done = args.results or Path("benchmark/results") / study.name, study.ids()
+            collector = Collector(study, folder, say, tasks[0].variant)
+            lost = [task for task in tasks if task.id in done and not collector.keep(task)]
+            for task in lost:
+                say(f"lost       {task}: its run folder is gone")
             say(f"{len(collector.tables)} tables in {collector.folder}")
-            return int(bool(collector.problems))
+            return int(bool(collector.problems or lost))
     except FileNotFoundError:
         say(f"{args.task} has printed nothing yet")
     except OSError as error:

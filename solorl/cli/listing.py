@@ -102,14 +102,8 @@ def show_choice(env_id: str, as_json: bool) -> None:
     of_obs, of_action = choice.in_words(seen.obs), choice.in_words(seen.action)
     if as_json:
         take = [{"name": name, "for": words} for name, words in found.items()]
-        known: dict[str, Any] = {
-            "env_id": env_id,
-            "observations": obs,
-            "observation": of_obs,
-            "actions": action,
-            "action": of_action,
-        }
-        known |= {"several_agents": seen.agents, "action_mask": seen.masks, "take": take}
+        known: dict[str, Any] = {"env_id": env_id, "observations": obs, "observation": of_obs, "actions": action}
+        known |= {"action": of_action, "several_agents": seen.agents, "action_mask": seen.masks, "take": take}
         print(json.dumps(known | ({} if found else {"nearest": near, "change": change}), indent=2))
         return
     whose, masks = " of each agent" * seen.agents, ", some are masked" * seen.masks

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     who = "on boards: random, one-ply, uct-N, minimax-N, perfect, or human, who plays in this terminal"
     parser.add_argument("--opponent", metavar="NAME", default="", help=who)
-    parser.add_argument("--seed", metavar="S", type=at_least(0), help="seed of the first episode")
+    parser.add_argument("--seed", metavar="S", type=at_least(0, 2**31 - 1), help="seed of the first episode")
     parser.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = parser.parse(argv)
     from solorl.lab.share.hub import run_dir_of

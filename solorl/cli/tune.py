@@ -54,10 +54,12 @@ def main(argv: Sequence[str]) -> int:
     if args.engine != "local":
         cut = argv.index("--") if "--" in argv else len(argv)
         mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
-        again = (*argv[:cut], *shlex.split(mine), *argv[cut:])
+        again = (*(word for word in argv[:cut] if word != "--dry-run"), *shlex.split(mine), *argv[cut:])
         workers = replace(job(where, search.script.name, search.tasks({}, 1), slots), words=("tune", *again))
         say(start(args.engine, workers, dict(args.engine_option), args.dry_run))
         return 0
+    if args.dry_run:
+        raise UsageError("solo tune: --dry-run goes with --engine")
     found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
     tuner = tune.Tuner(search, found, study, args.trials, slots, say)
@@ -88,7 +90,7 @@ def _parser() -> Parser:
     add("--metric", metavar="KEY", default=SCORE, help=f"what is maximised (default {SCORE})")
     add("--pruner", choices=("median", "none"), default="median", help="ends hopeless trials early")
     add("--prune-after", metavar="N", type=number, default=4, help="evaluations before (default 4)")
-    add("--seed", metavar="S", type=int, help="seed of the search (default: a new one each time)")
+    add("--seed", metavar="S", type=at_least(0, 2**31 - 1), help="seed of the search (default: a new one each time)")
     add("--workers", metavar="N", type=at_least(1, MOST_WORKERS), help="runs at once (default: one for each core)")
     add("--dry-run", action="store_true", help="print what would be submitted to the engine")
     add_engine_flags(parser)
@@ -111,7 +113,7 @@ def make_search(args: Any, extra: Flags) -> Any:
             check_env_id_of(script.path, env_id, script.env_kind)
     space = space_from_file(args.space, script) if args.space else space_of(script)
     for name in space:
-        if f"--{name}" in flags:
+        if {f"--{name}", f"--no-{name}"} & {flag.replace("_", "-") for flag in flags}:
             raise UsageError(f"solo tune: --{name} is searched, so it cannot be given")
     given = {name: getattr(args, name) for name in RESOURCES if getattr(args, name) is not None}
     env_ids, scale = tuple(dict.fromkeys(args.env_ids)), targets(args.target_scores, args.env_ids)
@@ -131,7 +133,7 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
             low, high = 0.0, 0.0
         if env_id and env_id not in env_ids:
             raise UsageError(f"solo tune: --target-scores {env_id} is not in --env-ids{did_you_mean(env_id, env_ids)}")
-        if not low < high:
+        if not low < high < low + 1e300:
             such = "must look like CartPole-v1=0,500, the lower score first"
             raise UsageError(f"solo tune: --target-scores {text} {such}")
         found[env_id] = (low, high)

@@ -222,7 +222,7 @@ def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     interval = tuple(st.paired_interval(st.probability_of_improvement, of_x, of_y).tolist()) if several else None
     probability = Estimate(float(st.probability_of_improvement(of_x, of_y)), interval)
     decided = {env: direction(a, b) for env, a, b in zip(envs, of_x, of_y, strict=True)}
-    few = all(least_p(len(a), len(b)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
+    few = all(2 / math.comb(len(a) + len(b), len(a)) >= ALPHA for a, b in zip(of_x, of_y, strict=True))
     better, worse = ([env for env, sign in decided.items() if sign == wanted] for wanted in (1, -1))
     return Pair(x, y, probability, len(envs), better, worse, few)
 
@@ -242,8 +242,3 @@ def enough(runs: Sequence[tuple[int, int]]) -> bool:
     """
     by_chance = 2 / math.prod(math.comb(n + m, n) for n, m in runs)
     return min(map(min, runs)) >= 3 and by_chance < ALPHA
-
-
-def least_p(n: int, m: int) -> float:
-    """The smallest p-value that n against m runs can give."""
-    return st.mann_whitney(np.arange(n, dtype=float), np.arange(n, n + m, dtype=float))

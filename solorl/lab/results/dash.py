@@ -134,7 +134,7 @@ class Store:
                 differ, more = changes(groups[env, first][0], members[0]), hint(lines[env, first], lines[env, name])
                 pairs.append([env, name, differ, more])
         links = ", ".join(f'<a href="?first={quote(name)}">{html.escape(name)}</a>' for name in methods)
-        notes = [*(one for one in said if isinstance(one, str)), *left_out]
+        notes = [plain(note) for note in (*(one for one in said if isinstance(one, str)), *left_out)]
         self.films = {f"/film/{quote(os.fsencode(path.relative_to(self.folder)))}": path for _, path in films}
         options = "".join(
             f'<option value="{address[1:]}" data-env="{html.escape(run.env_id)}" data-step="{step_of(path)}">'

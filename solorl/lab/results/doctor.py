@@ -265,7 +265,8 @@ def low_values(t: Training) -> str:
     rates = _rates(t)
     if not len(rates):
         return ""
-    length = max(1, int(t.values("charts/episodic_length", begin=0.8).mean()))
+    lengths = t.values("charts/episodic_length")
+    length = max(1, int(lengths[-len(lengths) // 5 :].mean()))
     left = np.arange(1, length + 1)  # steps to the end
     mean = rates[-len(rates) // 5 :].mean() * np.mean((1 - t.gamma**left) / (1 - t.gamma))
     value = np.median(t.values(*VALUES, begin=0.7))
@@ -307,10 +308,10 @@ def small_buffer(t: Training) -> str:
     Try: a larger --buffer-size
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    size, lengths = t.args.get("buffer_size"), t.values("charts/episodic_length")
+    size, lengths = _number(t.args.get("buffer_size")), t.values("charts/episodic_length")
     if size is None or not len(lengths):
         return ""
-    needed = np.median(lengths) * float(t.args.get("num_envs") or 1)
+    needed = np.median(lengths) * (_number(t.args.get("num_envs")) or 1)
     return f"--buffer-size is {size:g}, the episodes of all environments have {number(needed)}" if size < needed else ""
 
 
@@ -320,7 +321,7 @@ def keeps_exploring(t: Training) -> str:
     Try: a smaller --exploration-fraction or --end-e
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    epsilon = t.values("charts/epsilon")[-1:]
+    epsilon = t.values("charts/epsilon")[-1:] if t.steps >= 0.9 * t.total else np.zeros(0)
     return f"charts/epsilon is {number(epsilon[0])} in the end" if len(epsilon) and epsilon[0] > 0.3 else ""
 
 
@@ -375,7 +376,7 @@ def never_left(t: Training) -> str:
     if len(returns) < 20 or t.low is None or t.score is None:
         return ""
     noise, little = 3 * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
-    left = max(t.score, t.values("charts/episodic_return", begin=0.8).mean()) > t.low + max(noise, little)
+    left = max(t.score, returns[-len(returns) // 5 :].mean()) > t.low + max(noise, little)
     return "" if left else f"the score is {number(t.score)}, random actions have {number(t.low)}"
 
 
@@ -407,7 +408,7 @@ def disagreement(seeds: Sequence[Training]) -> list[Finding]:
     lows = [t.low for t in seeds if t.low is not None]
     if len(scores) < 3 or not lows or math.isclose(scores[0], scores[-1]):
         return []
-    if scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows)):
+    if scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows)) or scores[-1] <= min(lows):
         return []
     remedy = "more seeds before any conclusion, and intervals (solo report)"
     source = "Agarwal et al. 2021, https://arxiv.org/abs/2108.13264"

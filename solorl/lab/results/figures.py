@@ -153,7 +153,8 @@ def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]],
     the length of episodes, and what the critic learns. A colour is a method, or, where there is only one, what is
     shown. UsageError where `path` cannot be written."""
     envs, methods = (list(dict.fromkeys(names)) for names in zip(*trainings, strict=True))
-    figure = Figure(figsize=(TRAINING[0] * len(envs), TRAINING[1]), dpi=130, layout="constrained")
+    width = TRAINING[0] * len(envs)  # a PNG has 65,535 pixels at most
+    figure = Figure(figsize=(width, TRAINING[1]), dpi=min(130, 60_000 / width), layout="constrained")
     for env, places in zip(envs, figure.subplots(2, len(envs), squeeze=False, sharex="col").T, strict=True):
         curves = {method: trainings[env, method] for method in methods if (env, method) in trainings}
         for place, panel in zip(places, PANELS, strict=True):

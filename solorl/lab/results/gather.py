@@ -1,34 +1,16 @@
 """Results side by side: each once, the newest run of a seed, and the names of methods."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from solorl.args.arguments import RunArgs
-from solorl.lab.results.result import Result, ResultError, rounded
+from solorl.lab.results.result import Result, rounded
 from solorl.terminal import plain
 
 SAME = {"env_id", "seed", "num_seeds"}  # arguments in which the runs of one method may differ
 BUDGET = {"total_timesteps", "target_return"}  # how long a run trains: of a method on one environment the same
 NOT_OWN = (SAME | {item.name for item in fields(RunArgs)} | {"torch_threads"}) - BUDGET  # and what no script adds
-
-
-def gathered(
-    readers: Iterable[Callable[[], Sequence[Result]]], whole: bool = False, unfinished: bool = False
-) -> tuple[list[Result], list[str]]:
-    """The results that functions return or fail to return with ResultError, and the sentences of `read_all`."""
-    results: list[Result] = []
-    problems: list[str] = []
-    for read_one in readers:
-        try:
-            found = list(map(printable, read_one()))
-            if not unfinished and (early := [one for one in found if one.status != "finished"]):
-                raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
-            results += found
-        except ResultError as error:
-            problems.append(plain(str(error)))
-    kept, left_out = newest(named(_each_once(results), whole))
-    return kept, problems + left_out
 
 
 def printable(result: Result) -> Result:
@@ -38,7 +20,7 @@ def printable(result: Result) -> Result:
     return replace(result, **texts)
 
 
-def _each_once(results: Sequence[Result]) -> list[Result]:
+def each_once(results: Sequence[Result]) -> list[Result]:
     """The results without the copies: a run folder and the file made of it are one, and its variant is the file's."""
     names = ("env_id", "script", "seed", "started", "global_step", "args", "eval", "last_100_episodes")
     contents = [repr(rounded([getattr(one, name) for name in names])) for one in results]

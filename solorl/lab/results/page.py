@@ -55,7 +55,7 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
     if len(comparison.shared) > 1:
         panels["Fraction of runs above a score"] = {"score": lines(comparison, cv.profiles(comparison))}
     shown = [{"title": title, "lines": found} for title, found in panels.items()]
-    return {"methods": comparison.methods, "start": {"axis": axis, "metric": metrics[0]}, "panels": shown}
+    return {"methods": comparison.methods, "start": {"axis": axis, "metric": comparison.metric}, "panels": shown}
 
 
 def lines(comparison: cmp.Comparison, curves: Mapping[str, cv.Curve], most: int | None = None) -> list[dict[str, Any]]:

@@ -99,12 +99,13 @@ def points(comparison: cmp.Comparison) -> str:
 def read_points(path: Path) -> list[Result]:
     """The runs in a table as `points` makes it, also with further columns. Raises ResultError for any other table."""
     curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    rows = csv.DictReader(io.StringIO(read_regular(path, MOST_BYTES).decode(errors="replace")))
+    with reading(path):
+        rows = csv.DictReader(read_regular(path, MOST_BYTES).decode("utf-8-sig", errors="replace").splitlines())
     if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
         raise ResultError(f"{path} has no column {', '.join(missing)}; a table of curves has {', '.join(COLUMNS)}")
     for line, row in enumerate(rows, 2):
         try:
-            key = row["environment"], row["method"], int(row["seed"])
+            key = str(row["environment"]), str(row["method"]), int(row["seed"])
             point = float(row["step"]), float(row["return"])
         except (TypeError, ValueError) as error:
             raise ResultError(f"{path} is damaged in line {line}: {error}") from None

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from solorl import runfolder
-from solorl.lab.results.gather import gathered
+from solorl.lab.results.gather import each_once, named, newest, printable
 from solorl.lab.results.result import Result, ResultError, read, write
 from solorl.lab.results.run_folder import read_run
 from solorl.lab.results.tensorboard import read_tensorboard
@@ -39,9 +38,18 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
     are left out unless `unfinished` ones are wanted.
     """
+    results: list[Result] = []
     sources, problems = _all_places(paths)
-    results, more = gathered((partial(_read, source) for source in sources), whole, unfinished)
-    return results, [plain(problem) for problem in problems] + more
+    for source in sources:
+        try:
+            found = list(map(printable, _read(source)))
+            if not unfinished and (early := [one for one in found if one.status != "finished"]):
+                raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
+            results += found
+        except ResultError as error:
+            problems.append(str(error))
+    kept, left_out = newest(named(each_once(results), whole))
+    return kept, [*map(plain, problems), *left_out]
 
 
 def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:

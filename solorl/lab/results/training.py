@@ -46,12 +46,16 @@ class Training(Result):
     @property
     def total(self) -> float:
         """The steps that it was to train."""
-        return float(self.args.get("total_timesteps") or 0) or self.steps
+        return self._number("total_timesteps", 0.0) or self.steps
 
     @property
     def gamma(self) -> float:
         """The discount factor; 0.99 where it is not known."""
-        return float(self.args.get("gamma") or 0.99)
+        return self._number("gamma", 0.99)
+
+    def _number(self, name: str, default: float) -> float:
+        value = self.args.get(name)  # a text, of a script from elsewhere
+        return float(value) if isinstance(value, int | float) else default
 
     def values(self, *names: str, begin: float = 0.0, end: float = 1.0) -> Array:
         """The values of the first curve that there is, between two fractions of the steps; empty without one."""

@@ -66,7 +66,7 @@ def require_place(path: Path) -> None:
     """UsageError where no such file can be written at `path`, or a package for it is missing."""
     if path.suffix not in FORMATS:
         kinds = " or ".join(f"in {suffix} ({kind})" for suffix, (kind, *_) in FORMATS.items())
-        raise UsageError(f"solo export writes a file whose name ends {kinds}, as in {path.with_suffix('.onnx')}")
+        raise UsageError(f"solo export writes a file whose name ends {kinds}, as in policy.onnx")
     if not path.resolve().parent.is_dir():
         raise UsageError(f"the folder {path.resolve().parent} does not exist")
     if path.is_dir():

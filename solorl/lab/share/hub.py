@@ -244,7 +244,7 @@ def _pull(api: Any, repo: str, folder: Path, commit: str, max_size: float) -> st
         entries = list(api.list_repo_tree(repo, revision=commit, recursive=False))
         check_files(repo, entries, max_size)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_old(folder.parent.parent, "*/.pull-*")
+        remove_old(folder.parent, ".pull-*")
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder.parent) as temporary:
             staging = Path(temporary)
             for entry in entries:

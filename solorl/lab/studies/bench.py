@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, study: Study, tasks: Sequence[Task], pool: Pool, view: Any, folder: Path):
         self.study, self.tasks, self.pool, self.view = study, list(tasks), pool, view
-        self.collector = Collector(study, folder, view.say)
+        self.collector = Collector(study, folder, view.say, tasks[0].variant)
         self.skipped: set[str] = set()  # ids of tasks that had finished before
         self.finished: set[str] = set()  # and of those that have finished since then
         self.states: dict[str, State] = {}  # what the files said last

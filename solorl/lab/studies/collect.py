@@ -19,10 +19,10 @@ UNREAD = ("checkpoint", "replay", "videos", "crash")  # folders of a run that no
 
 
 class Collector:
-    """Writes the tables of a study into `folder`."""
+    """Writes the tables of a study into `folder`; `first` is the variant that others are compared with."""
 
-    def __init__(self, study: Study, folder: Path, say: Callable[[str], None]):
-        self.folder, self._study, self._say = folder, study, say
+    def __init__(self, study: Study, folder: Path, say: Callable[[str], None], first: str):
+        self.folder, self._study, self._say, self._first = folder, study, say, first
         self.tables: set[str] = set()  # ids of tasks whose table lies in the folder
         self.bare: dict[str, str] = {}  # task id -> where it should have left something, but did not
         self.problems: dict[str, str] = {}  # task id -> why its table could not be written
@@ -38,7 +38,7 @@ class Collector:
                 if run_dir:
                     if before:
                         self._say(f"again      {task}: its table was missing, damaged or of another run")
-                    first = task.variant == next(iter(self._study.tasks.values())).variant
+                    first = task.variant == self._first
                     collected(task, run_dir, self.folder, first)
                     self.tables.add(task.id)
                 elif not task.script.ours:

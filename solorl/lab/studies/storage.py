@@ -40,7 +40,10 @@ def open_storage(where: str, make: bool = True) -> "Storage":
 
 
 def refusal(error: OSError, where: object = "") -> str:
-    """What the system refuses: the file, which is `where` if the error names none, and the reason."""
+    """What the system refuses: the file, which is `where` if the error names none, and the reason. Raises the error
+    where nobody reads any more, which `solo` itself sees to."""
+    if isinstance(error, BrokenPipeError):
+        raise error
     why = "the disk is full; make room and repeat the command" if error.errno in FULL else error.strerror or str(error)
     return ": ".join(filter(None, (str(error.filename or where), why)))
 

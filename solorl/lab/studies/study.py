@@ -177,7 +177,7 @@ def read_plans(storage: Storage) -> Study | None:
         data = storage.read(name)
         with told(f"{storage.where}/{name} is damaged", lambda error: plain(str(error))[:100]):
             table = json.loads(data)
-            scripts = {sha: Script(Path(one["path"]), sha, one["ours"], tuple(one["args"]))
+            scripts = {sha: Script(**{**one, "path": Path(one["path"]), "args": tuple(one["args"])})
                        for sha, one in table["scripts"].items()}  # fmt: skip
             tasks = dict(study.tasks) if study else {}
             for line in table["tasks"]:

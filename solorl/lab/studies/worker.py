@@ -103,7 +103,8 @@ class Worker:
             raise UsageError(f"the Python of {task}, {task.python}, is not on this machine")
         name, script = script_name(task.script), task.script
         if not (stored := root / name).exists() and not isinstance(self.study.storage, Folder):
-            self.study.storage.get(name, stored)
+            with contextlib.suppress(FileNotFoundError):
+                self.study.storage.get(name, stored)
         for path in (script.path, script_paths().get(script.name, stored), stored):
             if path.is_file() and sha256(path) == script.sha256:
                 return replace(task, script=replace(script, path=path))
@@ -202,10 +203,7 @@ class Pool:
     """Workers as threads of this process, for some tasks of a study. With `stay` they end when all these tasks are
     over, whoever does them, else when none is free and the others have given a sign of life."""
 
-    def __init__(
-        self, study: Study, tasks: Sequence[Task], slots: int, say: Callable[[str], None], stay: bool = True,
-        cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None,
-    ):  # fmt: skip
+    def __init__(self, study: Study, tasks: Sequence[Task], slots: int, say: Callable[[str], None], stay: bool = True):
         self.study, self.tasks, self.say, self.stay = study, list(tasks), say, stay
         self.may_begin: Callable[[Task], bool] = lambda task: True
         self.late: set[str] = set()  # ids of tasks that may not begin any more
@@ -216,12 +214,11 @@ class Pool:
         self._over, self._lock = threading.Event(), threading.RLock()
         self._beats: dict[str, object] = {}  # task id -> its first heartbeat that was seen
         self.look = min(study.lease / 8, 0.5 if isinstance(study.storage, Folder) else 10.0)  # seconds
-        self.workers = [Worker(self)] if not stay else self._workers(slots, cores, gpus)
+        self.workers = [Worker(self)] if not stay else self._workers(slots)
 
-    def _workers(self, slots: int, cores: Sequence[int] | None, gpus: Sequence[str] | None) -> list[Worker]:
+    def _workers(self, slots: int) -> list[Worker]:
         """Workers that divide the cores and GPUs; `slots` 0: as many as fit. UsageError for tasks that do not fit."""
-        cards, mine = [*(gpus or visible_gpus())], [*(own_cores() if cores is None else cores)]
-        most = {}
+        cards, mine, most = visible_gpus(), own_cores(), {}
         for name, count in (("cores", len(mine)), ("gpus", len(cards))):
             most[name] = max((getattr(task.resources, name) for task in self.tasks), default=0)
             if most[name] > count:
@@ -243,6 +240,9 @@ class Pool:
                 while alive := [thread for thread in threads if thread.is_alive()]:
                     turn()
                     alive[0].join(0.2)
+            except BaseException:
+                self.hear(signal.SIGTERM, None)
+                raise
             finally:
                 self._over.set()
                 for thread in threads:
@@ -259,10 +259,10 @@ class Pool:
             return
         self.signal = number
         self._over.set()
-        if (busy := [worker for worker in self.workers if worker.tasks]) and first:
-            self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
-        for worker in busy:
+        for worker in (busy := [worker for worker in self.workers if worker.tasks]):
             worker.end("signal", force=not first)
+        if busy and first:  # last, for it may fail
+            self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
 
     def _lost(self, task_id: str, why: str) -> None:
         for worker in self.workers:
@@ -279,7 +279,8 @@ class Pool:
             self.serve(worker)
         except BaseException as error:  # of any kind: `run` raises it
             self.error = self.error or error
-            self.hear(signal.SIGTERM, None)
+            if not self.signal:  # a second one would kill
+                self.hear(signal.SIGTERM, None)
 
     def serve(self, worker: Worker) -> None:
         """Do one task after the other."""

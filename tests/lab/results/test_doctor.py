@@ -171,6 +171,21 @@ def test_negative_returns_bound_q_values_by_zero():
     assert "high_values" not in rules_of(training(**entropies, losses__q_values=full(150)))
 
 
+def test_what_has_not_come_yet_is_no_fault():
+    """Episodes are long, or it is at its beginning, or of a script whose arguments are texts."""
+    few = {"charts__episodic_return": full(100)[:90], "charts__episodic_length": full(100)[:90]}
+    rare = training(**few)
+    rare = replace(rare, curves={name: (STEPS[: len(x)], x) for name, (_, x) in rare.curves.items()})
+    curves = {**rare.curves, "losses/q_values": (STEPS, full(50)), "charts/learning_rate": (STEPS, full(1e-3))}
+    assert doctor.examine(replace(rare, curves=curves)) is not None  # no episode ended in the last fifth
+    early = {"total_timesteps": 1_000_000}
+    assert "keeps_exploring" in rules_of(training(charts__epsilon=full(0.9)))
+    assert "keeps_exploring" not in rules_of(training(early, charts__epsilon=full(0.9)))
+    texts = {"buffer_size": "10000", "num_envs": "2", "total_timesteps": "500k", "gamma": "0.9"}
+    assert rules_of(training(texts)) == rules_of(training())
+    assert training({"gamma": 0}).gamma == 0 and training({"gamma": None}).gamma == 0.99
+
+
 def test_seeds_disagree():
     def ending(*scores):
         return [training(eval__episodic_return=np.linspace(30, end, 100), seed=i) for i, end in enumerate(scores)]
@@ -180,6 +195,7 @@ def test_seeds_disagree():
     assert doctor.disagreement(ending(300, 350, 400)) == []
     assert doctor.disagreement(ending(30, 400)) == []  # two say nothing
     assert doctor.disagreement(ending(22.6, 22.6, 22.6)) == []
+    assert doctor.disagreement(ending(10, 11, 12)) == []  # none has learned anything: random actions have 22
     lost = [replace(one, status="diverged: x is nan") for one in ending(30, 200, 400)]
     assert doctor.disagreement(lost) == []  # each has said so
 

@@ -77,10 +77,18 @@ def test_a_csv_of_others_may_have_more_columns_in_any_order(tmp_path):
     assert run.eval["global_step"] == [10, 20] and run.eval["mean"] == [3, 5]  # what is no number is left out
 
 
+def test_a_table_of_excel_is_read(tmp_path):
+    """It begins with a byte-order mark."""
+    (tmp_path / "x.csv").write_text("environment,method,seed,step,return\nX-v0,a,1,10,3\n", encoding="utf-8-sig")
+    (run,), problems = read_all([tmp_path / "x.csv"])
+    assert not problems and run.env_id == "X-v0"
+
+
 @pytest.mark.parametrize(
     "text, why",
     [("a,b\n1,2\n", "has no column environment, method, seed, step, return"),
-     ("environment,method,seed,step,return\nX,a,1,2,3\nX,a,one,2,3\n", "is damaged in line 3")],
+     ("environment,method,seed,step,return\nX,a,1,2,3\nX,a,one,2,3\n", "is damaged in line 3"),
+     ("seed,step,return,environment,method\n1,2,3,X,a\n1,2\n", "is damaged in line 3")],
 )  # fmt: skip
 def test_another_table_is_refused(tmp_path, solo, text, why):
     (tmp_path / "x.csv").write_text(text)

@@ -85,6 +85,7 @@ def test_a_dry_run_prints_what_would_be_submitted_and_writes_nothing(solo, place
     ]
     code, out, err = solo(*words, "--workers", 2, "--storage", "search", "--dry-run", "--", "--pause", 0)
     assert code == 0 and f"--engine local --workers 1 --storage {place}/search -- --pause 0 &\n" in out, err
+    assert "--dry-run" not in out  # the workers are to work
     assert sorted(path.name for path in place.iterdir()) == ["fake.py", "space.toml"]
 
 

@@ -23,7 +23,7 @@ from solorl.lab.results.read import read_all
 from solorl.lab.studies import plan, task
 from solorl.lab.studies import until as end_by
 from solorl.lab.studies.bench import Bench
-from solorl.lab.studies.storage import Folder
+from solorl.lab.studies.storage import Folder, refusal
 from solorl.lab.studies.study import Study, open_study
 from solorl.lab.studies.worker import Pool
 
@@ -368,6 +368,42 @@ def test_dry_run_prints_commands_that_work_and_writes_nothing(solo, place):
     out = solo("bench", "foreign.py", "--env-ids", "A", "--dry-run")[1]
     assert subprocess.run(["bash", "-c", out]).returncode == 0
     assert next(place.glob("runs/bench/foreign/tasks/*/attempt-1/made_here")).exists()
+
+
+@pytest.mark.parametrize("script", ["ppo", "ppo_jax", "ppo_atari"])
+def test_a_plan_that_is_there_is_not_written_again(script, solo, place):
+    """Whatever the kind of the script's environments."""
+    env_id = {"ppo_atari": "PongNoFrameskip-v4"}.get(script, "CartPole-v1")
+    words = ["bench", script, "--env-ids", env_id, "--num-seeds", 1, "--storage", "work", "--workers", 0]
+    assert solo(*words)[0] == solo(*words)[0] == 0
+    assert len([*(place / "work/plans").iterdir()]) == 1
+
+
+def test_the_baseline_is_the_first_variant_of_this_command(solo, place):
+    """Not that of the plan that the storage had first."""
+    words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--num-seeds", 1, "--storage", "work", "--workers", 1]
+    assert solo(*words, "--results", "one")[0] == 0
+    code, out, err = solo(*words, "--results", "two", "--sweep", "total-timesteps=3,4")
+    assert code == 0, out + err
+    found, _ = read_all([place / "two"])
+    assert {run.variant: run.first for run in found} == {"total-timesteps=3": True, "total-timesteps=4": False}
+
+
+def test_no_workers_are_submitted_where_none_are_wanted(solo, place, monkeypatch):
+    monkeypatch.setattr("solorl.cli.bench.start", lambda *given: pytest.fail("submitted"))
+    code, out, _ = solo(*command(seeds=2, workers=0), "--engine", "slurm")
+    assert code == 0 and "look: solo bench status work" in out
+
+
+def test_an_empty_task_is_none(solo, place):
+    """As that of a variable of the shell that is not set: not all of them."""
+    assert solo(*command(seeds=2, workers=0))[0] == 0
+    refused(solo("bench", "cancel", "work", ""), "has no task")
+
+
+def test_who_stops_reading_is_no_bad_input(place, monkeypatch):
+    with pytest.raises(BrokenPipeError):
+        refusal(BrokenPipeError(32, "Broken pipe"), "work")
 
 
 def test_without_workers_the_plan_is_written_for_others(solo, place):

@@ -156,7 +156,8 @@ def test_workers_have_cores_and_gpus_of_their_own(place, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     study, tasks = planned(place / "work", place, seeds=3)
     cores = own_cores()
-    pool = Pool(study, tasks, 3, print, cores=cores, gpus=["4", "7"])
+    monkeypatch.setattr("solorl.lab.studies.worker.visible_gpus", lambda: ["4", "7"])
+    pool = Pool(study, tasks, 3, print)
     found = []
     for worker in pool.workers:
         worker.tasks = [tasks[0]]
