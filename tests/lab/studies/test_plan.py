@@ -391,7 +391,7 @@ def test_the_baseline_is_the_first_variant_of_this_command(solo, place):
 
 def test_no_workers_are_submitted_where_none_are_wanted(solo, place, monkeypatch):
     monkeypatch.setattr("solorl.cli.bench.start", lambda *given: pytest.fail("submitted"))
-    code, out, _ = solo(*command(seeds=2, workers=0), "--engine", "slurm")
+    code, out, _ = solo(*command(seeds=2, workers=0, words=["--engine", "slurm"]))
     assert code == 0 and "look: solo bench status work" in out
 
 
