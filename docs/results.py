@@ -94,7 +94,6 @@ TABLES = [
     (IMITATION, "hopper", f"{BOTH} Hopper-v5 --methods 'bc 25 episodes' 'dagger 25 episodes' 'gail 25 episodes'"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
     (PLANNING, "tic-tac-toe", "benchmark/results/planning --env-ids games/TicTacToe-v0"),
-    (PLANNING, "connect-four", "benchmark/results/planning --env-ids games/ConnectFour-v0"),
     (PLANNING, "cartpole", "benchmark/results/planning --env-ids CartPole-v1"),
     (GOALS, "arm", "benchmark/results/goals --env-ids games/FetchReach-v4"),
     (GOALS, "point", "benchmark/results/goals --env-ids games/PointReach-v0 --baseline 'sac_her plain'"),

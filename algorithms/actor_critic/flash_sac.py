@@ -40,7 +40,7 @@ class Args(RunArgs):
     actor_width: int = 128  # units of a residual block of the actor
     critic_width: int = 256  # units of a residual block of the critics
     n_atoms: int = 101  # number of atoms of the return distribution
-    max_value: float = 5.0  # value of the largest atom and, negative, of the smallest; sets the scale of rewards
+    max_value: float = 5.0  # largest atom (the smallest one is minus it); sets the scale of rewards
     max_repeat: int = 16  # most environment steps for which the same exploration noise is kept
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     learning_rate: float = 3e-4  # learning rate of Adam for actor, critics and temperature at the start

@@ -309,7 +309,7 @@ if __name__ == "__main__":
             best_agent.load_state_dict(agent.state_dict())
             assessment.best = assessment.smallest
         if over and began < args.early_steps <= global_step:
-            # the smallest return of more episodes will be less: go down by a share of it, also where it is negative
+            # the smallest return of more episodes will be less: go down by a fraction of it, also where it is negative
             assessment.best *= args.reset_weight if assessment.best > 0 else 2 - args.reset_weight
         if over:
             assessment.steps, assessment.episodes, assessment.smallest = 0, 0, math.inf

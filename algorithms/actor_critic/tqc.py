@@ -38,7 +38,7 @@ class Args(RunArgs):
     batch_size: int = 256  # transitions per gradient step
     num_critics: int = 2  # critics (the paper: 5, with 3 layers of 512 units)
     num_quantiles: int = 25  # quantiles of the return that a critic estimates
-    num_dropped: int = 2  # times num_critics: how many of the largest quantiles targets leave out (the paper: 0 to 5)
+    num_dropped: int = 2  # largest quantiles left out of a target, times num_critics; 0: none (the paper: 0 to 5)
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
     q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (the paper: 3e-4)

@@ -273,7 +273,7 @@ if __name__ == "__main__":
     start = run.resume(agent=agent, reference=reference, optimizer=optimizer, now=now)  # what a checkpoint holds
 
     # ---- warm-up: as long as no answer is right all rewards are 0, and so are all advantages
-    # (two loops: a resumed run goes on with iteration `start` of the one in which it was saved)
+    # (two loops: a resumed run continues with iteration `start` of the one in which it was saved)
     for iteration in run.loop(start, warmup_iterations, last=False):
         if now.exact >= args.warmup_exact:
             break

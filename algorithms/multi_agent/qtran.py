@@ -41,7 +41,7 @@ class Args(RunArgs):
     train_frequency: int = 1  # segments stored per gradient step
     learning_rate: float = 0.001  # learning rate of Adam
     max_grad_norm: float = 10.0  # clip the global norm of the gradient; inf: do not clip
-    alt: bool = False  # QTRAN-alt: of each agent's actions the least excess must be 0; else QTRAN-base
+    alt: bool = False  # QTRAN-alt: of each agent's actions the smallest excess must be 0; else QTRAN-base
     lambda_opt: float = 1.0  # coefficient of the loss at the best joint action
     lambda_nopt: float = 0.1  # coefficient of the loss at other joint actions
     gamma: float = 0.95  # discount factor, from 0 to 1

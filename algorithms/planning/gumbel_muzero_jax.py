@@ -47,7 +47,7 @@ class Args(RunArgs):
     learning_rate: float = 1e-3  # learning rate of Adam at the start, it decays linearly
     vf_coef: float = 400.0  # weight of the value loss, large, since values are returns times 1 - gamma; boards: 10
     hidden_dim: int = 128  # units of each layer, and of a latent state
-    gamma: float = 0.99  # discount factor, from 0 to below 1
+    gamma: float = 0.99  # discount factor, from 0 to 1
     td_steps: int = 25  # n: rewards before the bootstrap; on a board all to the end of the game
     unroll_steps: int = 5  # K: steps of the model that are learned from each sequence
     num_simulations: int = 16  # of the search before each step

@@ -257,7 +257,7 @@ if __name__ == "__main__":
         run.log(global_step, {})
         run.save(global_step)
 
-    # ---- training; a resumed run goes on with iteration `start` of the loop in which it was saved
+    # ---- training; a resumed run continues with iteration `start` of the loop in which it was saved
     for iteration in run.loop(start, num_iterations):
         global_step = (args.warmup_rollouts + iteration + 1) * batch_size  # at the end of this iteration
         if args.anneal_lr:

@@ -103,7 +103,7 @@ def relative_attention(query, key, value, code, u, v, distance, allowed):
 
 
 class Layer(nn.Module):
-    """A layer of Transformer-XL; layer normalisation stands before attention and MLP, and no ReLU behind them."""
+    """A layer of Transformer-XL; layer normalisation stands before attention and MLP, and no ReLU after them."""
 
     def __init__(self, width, heads):
         super().__init__()

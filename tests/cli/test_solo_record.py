@@ -99,7 +99,7 @@ def test_a_policy_in_jax(train, solo, tmp_path):
     [
         (("--steps", "0"), "solo record: --steps must be at least 1, not 0"),
         (("--steps", "8", "--num-envs", "0"), "solo record: --num-envs must be at least 1, not 0"),
-        (("--steps", "8", "--seed", "-1"), "solo record: --seed must be at least 0, not -1"),
+        (("--steps", "8", "--seed", "-1"), "solo record: --seed must be at least 0 and at most 2,147,483,647, not -1"),
         (("--steps", "8", "--random", "--stochastic"), "not allowed with argument"),
         ((), "the following arguments are required: --steps"),
         (("--steps", "8"), "there is no run folder nowhere"),

@@ -84,7 +84,7 @@ def net():
 
 
 KNOWN = {
-    "bounds by name": lambda: Calls(lambda x: x.clamp(max=0.1, min=-0.1).squeeze(1)),
+    "bounds by name": lambda: Calls(lambda x: x.clamp(max=2, min=-2).squeeze(1)),
     "layers": net,
     "dueling": Dueling,
     "softmax": Categorical,
