@@ -33,15 +33,17 @@ def in_own_checkout() -> bool:
     return in_checkout() and Path.cwd().is_relative_to(algorithms_folder().parent)
 
 
-def destination(name: str, family: str) -> Path:
-    """Within the checkout the family's folder, elsewhere the current one; UsageError if the name is taken."""
+def destination(name: str, family: str) -> tuple[Path, Path]:
+    """The file, within the checkout in the family's folder, elsewhere in the current one; and its page, which only the
+    checkout has. UsageError if the name is taken."""
     taken = script_paths()
     if name in taken:
         raise UsageError(f"there is an algorithm {name} already: {shown(taken[name])}")
     path = algorithms_folder() / family / f"{name}.py" if in_own_checkout() else Path.cwd() / f"{name}.py"
-    if path.exists():
-        raise UsageError(f"{shown(path)} exists already")
-    return path
+    page = algorithms_folder().parent / PAGES / f"{name}.md"
+    for taken_path in filter(Path.exists, (path, page)[: 1 + in_own_checkout()]):
+        raise UsageError(f"{shown(taken_path)} exists already")
+    return path, page
 
 
 def family_of(source: Script) -> str:
@@ -88,14 +90,12 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"{shown(source.path)} has no line {missing[0]} in its header")
     if name in sys.stdlib_module_names or name in header.top_modules(parse_source(source.path)):
         raise UsageError(f"a file {name}.py would hide the module {name} from `import {name}`")
-    path = destination(name, family)
+    path, page = destination(name, family)
     typed = name if ours else path.name
     values = {"Run": run_line(source.run, typed), "Differs": f"from {source.path.name}: nothing yet"}
-    page = algorithms_folder().parent / PAGES / f"{name}.md"
     if ours:
         values["Details"] = f"{PAGES}/{name}.md"
         path.parent.mkdir(exist_ok=True)
-        page.parent.mkdir(parents=True, exist_ok=True)
         write(page, page_of(source, path, values["Run"]).encode())
     write(path, header.with_header(header.read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
     said = f"how it differs from {source.path.name}, and in its title what it is"

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     what = "a folder below runs/ (of several the newest is played), a model in it, or hf://USER/NAME"
     parser.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help=what)
     parser.add_argument("--episodes", metavar="N", type=at_least(1), default=10, help="how many to play (default 10)")
-    parser.add_argument("--video", action="store_true", help="film the episodes into RUN_DIR/videos")
+    parser.add_argument("--video", action="store_true", help="film the first episode into RUN_DIR/videos")
     parser.add_argument("--render", action="store_true", help="show the episodes in a window")
     parser.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     who = "on boards: random, one-ply, uct-N, minimax-N, perfect, or human, who plays in this terminal"

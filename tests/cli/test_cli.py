@@ -750,6 +750,15 @@ def test_new_differs_in_its_header_only(solo, tree, tmp_path, monkeypatch):
     assert "(../../algorithms/fam/c.py)" in page and "say in its page, docs/algorithms/c.md, when" in out
 
 
+def test_new_leaves_a_page_that_is_there_alone(solo, tree, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "checkout")
+    page = tmp_path / "checkout" / "docs" / "algorithms" / "c.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("mine")
+    refused(solo("new", "c", "--from", "b"), "docs/algorithms/c.md exists already")
+    assert page.read_text() == "mine" and not (tree / "c.py").exists()
+
+
 def test_new_drops_continued_lines_and_makes_a_family(solo, tree, monkeypatch):
     monkeypatch.chdir(tree)
     text = (tree / "b.py").read_text().replace("adds two\n", "adds two\n          and more\n")

@@ -17,7 +17,7 @@ from solorl.runfolder import newest_step
 
 def read_time(text: str) -> float:
     """The next moment at which the clock shows `text`, as `06:30`, in seconds since 1970; UsageError for others."""
-    now = datetime.now().astimezone()
+    now = datetime.now()  # without a zone: `timestamp` knows which nights have another length
     try:
         clock = datetime.strptime(text, "%H:%M")
     except ValueError:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,21 @@ def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
     bench = ["bench", "fake.py", "--env-ids", "CartPole-v1"]
     refused(solo(*bench, "--until", "25:00"), "--until must be a time of day, such as 06:30, not 25:00")
     refused(solo(*bench, "--until", "06:30", "--engine", "ray"), "--until is for this machine")
+
+
+def test_the_time_of_day_is_right_in_the_night_when_the_clock_changes(monkeypatch):
+    class Evening(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 3, 28, 22, 0)  # the next night has 23 hours
+
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    monkeypatch.setattr(end_by, "datetime", Evening)
+    found = time.localtime(end_by.read_time("06:30"))
+    monkeypatch.undo()
+    time.tzset()
+    assert found[:5] == (2026, 3, 29, 6, 30)
 
 
 # ---------------------------------------------------------------------- the plan on the disk
