@@ -58,7 +58,7 @@ def uses(script):
             actions += f" or {ACTIONS[kind]}" if kind in ACTIONS else f", {words}"
     masks = 'required: `info["action_mask"]`' if required else 'yes, if there is an `info["action_mask"]`'
     count = next((each for each in ("num_envs", "num_actors", "num_prompts") if each in fields), None)
-    several = "the data set takes their place"
+    several = "the data set takes their place" if "dataset" in fields else "no: one environment"
     if count:
         several = f"yes: `--{count.replace('_', '-')}`, by default {ast.unparse(fields[count].value)}"
     unfit = [

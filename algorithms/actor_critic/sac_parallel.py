@@ -8,7 +8,7 @@ Paper     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905 ("Eq. n" below)
 Run       solo train sac_parallel --env-id HalfCheetah-v5
 Spaces    vector -> continuous
 Differs   from sac_continuous_action.py: explorers play in processes that Ray places, while the learner learns from the
-          steps that have arrived; an evaluator plays greedy episodes. Losses and updates for each step are the same.
+          steps that have arrived; an evaluator plays greedy episodes. Losses are the same; 0.25 updates for each step.
           Asynchronous: which rollout comes next depends on time, so two runs with one seed differ. With --synchronous
           (one explorer, all in this process) they are equal.
 Not for   discrete actions: sac_discrete.py

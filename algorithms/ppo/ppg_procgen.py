@@ -10,8 +10,8 @@ Paper     Cobbe et al. 2021, https://arxiv.org/abs/2009.04416 ("Alg. 1" below); 
 Run       solo train ppg_procgen --env-id StarpilotEasy-v0 --threads 2
 Spaces    image -> discrete
 Differs   from ppo_procgen.py: the values have a network of their own; every 32 rollouts an auxiliary phase, in which
-          the policy's network learns the values, too, while the policy is kept as it is. The rollouts of a phase take 7
-          GB of memory, less with a smaller --policy-iterations, --num-envs or --num-steps
+          the policy's network learns the values, too, while the policy is kept as it is. The rollouts of a phase take
+          6.4 GB of memory, less with a smaller --policy-iterations, --num-envs or --num-steps
 Not for   Atari games: ppo_atari_envpool.py; vector observations: ppo.py; continuous actions: ppo_continuous_action.py
 Details   docs/algorithms/ppg_procgen.md
 """

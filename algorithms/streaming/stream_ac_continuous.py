@@ -9,7 +9,7 @@ Paper     Elsayed et al. 2024, https://arxiv.org/abs/2410.14606
 Run       solo train stream_ac_continuous --env-id HalfCheetah-v5
 Spaces    vector -> continuous
 Differs   from stream_ac.py: a Gaussian policy, whose actions the environment clips
-Not for   image observations: dqn_image.py; discrete actions: stream_ac.py
+Not for   image observations: drq_v2.py; discrete actions: stream_ac.py
 Details   docs/algorithms/stream_ac_continuous.md
 """
 
