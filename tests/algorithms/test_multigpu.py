@@ -248,7 +248,8 @@ def test_ranks_that_do_not_divide_the_environments_are_refused_in_one_sentence(t
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert ranks.words(0) == "error: --num-envs and minibatches (24 steps) must divide by 3 ranks\n"
-    assert ranks.words(1) == ranks.words(2) == "" and not (ranks.folder / "runs").exists()
+    others = ranks.words(1) + ranks.words(2)  # torch may say that the first one is gone before they are killed
+    assert not re.search("^(error:|Traceback)", others, flags=re.MULTILINE) and not (ranks.folder / "runs").exists()
 
 
 # ---------------------------------------------------------------------- solo train --nproc, torchrun
