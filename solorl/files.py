@@ -23,6 +23,11 @@ def near(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path)
 
 
+def expanded(name: str) -> Path:
+    """The path of a name, `~` and `~user` replaced by the home folder where there is such a user."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111  Path.expanduser raises RuntimeError where there is none
+
+
 DAY = 86_400.0  # seconds
 MOST_JSON = 2**28  # bytes of a file of JSON
 

@@ -1,7 +1,6 @@
 """The algorithm files as a catalogue: what the header of each file says, and how a name finds its file."""
 
 import ast
-import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import solorl
 from solorl.errors import UsageError, did_you_mean
+from solorl.files import expanded
 from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -138,7 +138,7 @@ def origins(path: Path) -> list[str]:
 
 def find_path(name: str) -> Path:
     """The file of `ppo`, `ppo.py` or a path to any .py file (a file that exists wins); else UsageError."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111, which fails where there is no such user
+    path = expanded(name)
     if path.suffix == ".py" and path.is_file():
         return path
     paths = script_paths()

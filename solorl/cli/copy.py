@@ -9,12 +9,12 @@ from solorl.catalog.header import find_path, parse_header, with_header
 from solorl.catalog.standalone import standalone
 from solorl.cli import Parser
 from solorl.errors import UsageError
-from solorl.files import shown, write
+from solorl.files import expanded, shown, write
 
 
 def target(source: Path, to: str | None) -> Path:
     """Where the copy goes: ./NAME.py, below TO if that is a folder, else the file TO; UsageError for other endings."""
-    path = Path(to).expanduser() if to else Path.cwd()
+    path = expanded(to) if to else Path.cwd()
     if path.is_dir() or (to or "").endswith("/"):
         return path / source.name
     if path.suffix != ".py":

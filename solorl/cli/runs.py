@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from solorl import runfolder
 from solorl.cli import Parser
 from solorl.errors import UsageError, denied, hint
-from solorl.files import missing
+from solorl.files import expanded, missing
 from solorl.runfolder import is_locked
 from solorl.terminal import aligned, duration, scores
 
@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     args = parser.parse(argv)
     deleting = args.what[:1] == ["delete"]
-    paths = [Path(name).expanduser() for name in args.what[deleting:]]
+    paths = [*map(expanded, args.what[deleting:])]
     wanted = {name: getattr(args, name) for name in FILTERS}
     if deleting and not any(wanted.values()):
         if not paths:

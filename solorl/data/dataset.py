@@ -27,7 +27,7 @@ import numpy as np
 from solorl import machine
 from solorl.envs.spaces import bare_action_space
 from solorl.errors import UsageError, denied, fitting, reason, told
-from solorl.files import is_plain_name, read_json, read_regular, write_atomically
+from solorl.files import expanded, is_plain_name, read_json, read_regular, write_atomically
 from solorl.trust import refuse_links
 
 FORMAT = 1
@@ -274,7 +274,7 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
         return Dataset(obs, action, np.empty(0, np.float32), nothing, nothing, obs, np.empty(0, np.int64))
     if not folders:
         raise UsageError("--dataset must name a data set, made by solo record or solo dataset")
-    parts = [_fitted(path, env_id, envs) for path in (Path(folder).expanduser() for folder in folders.split(","))]
+    parts = [_fitted(path, env_id, envs) for path in map(expanded, folders.split(","))]
     return merged(parts) if len(parts) > 1 else parts[0]
 
 

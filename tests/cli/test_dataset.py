@@ -196,6 +196,8 @@ def test_other_spaces_are_refused(folder, tmp_path):
     assert len(open_datasets(f"{folder},{folder}", "moody:Plain-v0", envs)) == 600
     with pytest.raises(exchange.UsageError, match="is of moody:Plain-v0"):
         open_datasets(str(folder), "CartPole-v1", envs)
+    with pytest.raises(exchange.UsageError, match="~nobody_here is not a data set"):
+        open_datasets("~nobody_here", "moody:Plain-v0", envs)
     other = VectorEnvs([lambda: gym.make("CartPole-v1")])
     with pytest.raises(exchange.UsageError, match="has the observation space"):
         open_datasets(str(folder), "moody:Plain-v0", other)

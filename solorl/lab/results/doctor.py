@@ -19,7 +19,7 @@ import numpy as np
 from solorl.catalog.header import fields_of, origins, parse_source
 from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.statistics import Array
-from solorl.lab.results.training import Training
+from solorl.lab.results.training import Training, real
 from solorl.scripts import script_paths
 
 LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are usual
@@ -127,7 +127,7 @@ def far_from_default(t: Training) -> str:
     """
     found = []
     for name, node in fields_of(parse_source(t.copy)).items() if t.copy else ():
-        value, default = _number(t.args.get(name)), _number(node.value and _constant(node.value))
+        value, default = real(t.args.get(name)), real(node.value and _constant(node.value))
         if name in FREE or value is None or default is None or value == default:
             continue
         near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
@@ -142,10 +142,6 @@ def _constant(node: ast.expr) -> Any:
     with contextlib.suppress(ValueError):
         return ast.literal_eval(node)
     return None
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def rate_at_zero(t: Training) -> str:
@@ -308,10 +304,10 @@ def small_buffer(t: Training) -> str:
     Try: a larger --buffer-size
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    size, lengths = _number(t.args.get("buffer_size")), t.values("charts/episodic_length")
+    size, lengths = real(t.args.get("buffer_size")), t.values("charts/episodic_length")
     if size is None or not len(lengths):
         return ""
-    needed = np.median(lengths) * (_number(t.args.get("num_envs")) or 1)
+    needed = np.median(lengths) * (real(t.args.get("num_envs")) or 1)
     return f"--buffer-size is {size:g}, the episodes of all environments have {number(needed)}" if size < needed else ""
 
 

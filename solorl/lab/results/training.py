@@ -30,6 +30,11 @@ ALIASES = {
 }
 
 
+def real(value: Any) -> float | None:
+    """The number that an argument is; None for all else, such as a text of a script from elsewhere."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 @dataclass(frozen=True)
 class Training(Result):
     """A result with all curves: (steps, values), by the names of our metrics."""
@@ -46,16 +51,13 @@ class Training(Result):
     @property
     def total(self) -> float:
         """The steps that it was to train."""
-        return self._number("total_timesteps", 0.0) or self.steps
+        return real(self.args.get("total_timesteps")) or self.steps
 
     @property
     def gamma(self) -> float:
         """The discount factor; 0.99 where it is not known."""
-        return self._number("gamma", 0.99)
-
-    def _number(self, name: str, default: float) -> float:
-        value = self.args.get(name)  # a text, of a script from elsewhere
-        return float(value) if isinstance(value, int | float) else default
+        gamma = real(self.args.get("gamma"))
+        return 0.99 if gamma is None else gamma
 
     def values(self, *names: str, begin: float = 0.0, end: float = 1.0) -> Array:
         """The values of the first curve that there is, between two fractions of the steps; empty without one."""

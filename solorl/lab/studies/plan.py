@@ -21,7 +21,7 @@ from typing import Any
 from solorl.catalog.header import fields_of, find_path, parse_source
 from solorl.envs.ids import check_env_id_of
 from solorl.errors import UsageError, denied, did_you_mean, told
-from solorl.files import missing, sha256
+from solorl.files import expanded, missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
 from solorl.lab.studies.resources import Resources, read_resources
@@ -107,7 +107,7 @@ def find_python(name: str, near: Path | None = None) -> str:
 
     UsageError where there is none that can be executed.
     """
-    given = str(Path(name).expanduser()) if name.startswith("~") else name
+    given = str(expanded(name)) if name.startswith("~") else name
     if found := next(filter(None, map(shutil.which, [*([str(near / given)] if near else []), given])), None):
         return os.path.abspath(found)  # noqa: PTH100  not resolved: a virtual environment is known by its link
     inside = Path(given) / "bin/python"

@@ -241,7 +241,7 @@ class Pool:
                     turn()
                     alive[0].join(0.2)
             except BaseException:
-                self.hear(signal.SIGTERM, None)
+                self._end_all()
                 raise
             finally:
                 self._over.set()
@@ -264,6 +264,10 @@ class Pool:
         if busy and first:  # last, for it may fail
             self.say(f"{signal_name(number)}: {len(busy)} running, which save and end; once more kills them")
 
+    def _end_all(self) -> None:
+        if not self.signal:  # a second one would kill
+            self.hear(signal.SIGTERM, None)
+
     def _lost(self, task_id: str, why: str) -> None:
         for worker in self.workers:
             if any(task.id == task_id for task in worker.tasks):
@@ -279,8 +283,7 @@ class Pool:
             self.serve(worker)
         except BaseException as error:  # of any kind: `run` raises it
             self.error = self.error or error
-            if not self.signal:  # a second one would kill
-                self.hear(signal.SIGTERM, None)
+            self._end_all()
 
     def serve(self, worker: Worker) -> None:
         """Do one task after the other."""

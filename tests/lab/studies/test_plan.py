@@ -183,6 +183,7 @@ def test_bad_suite_is_one_sentence(solo, place, old, new, sentence):
             "interpreter 'fake.py' that can be executed",
         ),
         (["t.toml", "--python", "venv/python"], "there is no Python interpreter 'venv/python'"),
+        (["t.toml", "--python", "~nobody_here/p"], "there is no Python interpreter '~nobody_here/p'"),
         (["ppo", "--env-ids", "CartPole-v1", "--", "--gama", "1"], "ppo.py has no flag --gama; did you mean --gamma?"),
         (["s.toml"], "there is no file s.toml; did you mean t.toml?"),
         (["t.toml", "--variant", "x"], "--variant is for scripts"),

@@ -215,6 +215,31 @@ def test_the_second_signal_kills(place):
     assert first.returncode == 130 and not children(place)
 
 
+@pytest.mark.parametrize("signalled", [False, True], ids=["alone", "after a signal"])
+@pytest.mark.parametrize("failing", ["turn", "worker"])
+def test_trainings_save_where_the_command_itself_fails(solo, place, monkeypatch, failing, signalled):
+    """Also after a first signal: that is no second one, which would kill them."""
+    study, tasks = planned(place / "work", place, *LONG, seeds=1)
+    pool = Pool(study, tasks, 2, print)
+
+    def fail(*worker):
+        until(lambda: sum(steps(place).values()) > 2)
+        if signalled:
+            pool.hear(signal.SIGTERM, None)
+        raise BrokenPipeError
+
+    serve = pool.serve
+    monkeypatch.setattr(pool, "serve", lambda worker: serve(worker) if worker is pool.workers[0] else fail())
+    if failing == "turn":
+        pool.workers = pool.workers[:1]
+    with pytest.raises(BrokenPipeError):
+        pool.run(*[fail] * (failing == "turn"))
+    (status,) = place.glob("work/tasks/**/status.json")
+    assert json.loads(status.read_text())["status"] == "stopped" and not children(place)  # what is killed is "running"
+    assert sum(steps(place).values()) < 40
+    assert solo("work", "work")[0] == 0 and steps(place) == once(1, 40)  # nothing twice
+
+
 def test_cancelled_is_a_file_that_workers_look_for(solo, place):
     study, tasks = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, seeds=2, lease=1.0)
     with process(place, "work", "work") as one:
