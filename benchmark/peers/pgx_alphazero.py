@@ -8,7 +8,7 @@
 """Moves per second of pgx's AlphaZero example on connect four: self-play and learning, without evaluations.
 
 Run       uv run --no-project benchmark/peers/pgx_alphazero.py FOLDER [games=256] [num_steps=64] [batch=512] [...]
-FOLDER is `examples/alphazero` of a clone of pgx; what follows are values of its Config. It runs as it is, but for
+FOLDER is `examples/alphazero` of a clone of pgx; what follows are values of its Config. Its code runs as it is, except
 wandb, which is not installed, its baseline model, which only evaluations need, and the loop around it, which is written
 again here. Its network is a residual one with convolutions, 128 channels and 6 blocks unless told otherwise; ours on a
 CPU is a dense one. Prints the moves per second of each iteration after the first, which compiles.
