@@ -65,7 +65,6 @@ def uses(script):
         words for words, unfit in {
             "several spaces": {script.observations, script.actions} & {"dict", "tuple"},
             "masks": "action_mask" in policy,
-            "memory in JAX": script.framework == "jax" and "state" in policy,
         }.items() if unfit
     ]  # fmt: skip
     rows = {

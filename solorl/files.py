@@ -109,11 +109,10 @@ def read_regular(path: Path, most: int) -> bytes:
 
 def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
     """The object in a JSON file of at most `most` bytes; empty where there is none that can be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(read_regular(path, most))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def filled(template: Path, parts: Mapping[str, str]) -> str:

@@ -353,7 +353,7 @@ CAN_USE = {
     "ppo_lstm_continuous_action": ("yes", "no", "by default 32", "yes; exact", "yes: ONNX"),
     "ppo_dict_continuous_action": ("no", "no", "by default 8", "yes; exact", "no: several spaces"),
     "ppo_jax": ("no", "no", "by default 4", EITHER, "yes: StableHLO"),
-    "ppo_lstm_jax": ("yes", "no", "by default 32", EITHER, "no: memory in JAX"),
+    "ppo_lstm_jax": ("yes", "no", "by default 32", EITHER, "yes: StableHLO"),
     "ppo_atari_envpool": ("no", "no", "by default 8", "episodes begin again", "yes: ONNX"),
     "sac_continuous_action": ("no", "no", "by default 1", SAVED, "yes: ONNX"),
     "sac_her": ("no", "no", "by default 1", SAVED, "no: several spaces"),

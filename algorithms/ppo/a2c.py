@@ -135,6 +135,7 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="vector", action="discrete")
     batch_size = args.num_envs * args.num_steps
+    run.require(batch_size > 1, "a rollout, --num-envs times --num-steps, must have two or more steps")
     num_iterations = run.iterations(batch_size)  # whole ones in total_timesteps
     obs_dim, num_actions = int(np.prod(envs.single_observation_space.shape)), int(envs.single_action_space.n)
 

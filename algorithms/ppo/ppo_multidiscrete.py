@@ -233,10 +233,9 @@ if __name__ == "__main__":
         # ---- 1. act: "run policy in environment for T timesteps" (Algorithm 1)
         for step in range(args.num_steps):
             obs[step] = next_obs.reshape(args.num_envs, obs_dim)
-            if envs.action_mask is not None:
-                mask[step] = envs.action_mask
-                some = all(part.any(1).all() for part in split(mask[step], sizes))
-                run.require(some, f"{args.env_id} gives an action_mask that allows nothing for a part of the action")
+            mask[step] = True if envs.action_mask is None else envs.action_mask
+            some = all(part.any(1).all() for part in split(mask[step], sizes))
+            run.require(some, f"{args.env_id} gives an action_mask that allows nothing for a part of the action")
             logits, value[step] = policy(obs[step])
             action[step], logprob[step] = sample_parts(allowed_logits(logits, mask[step]), sizes)
             next_obs, reward[step], terminated, truncated, infos = envs.step(action[step])

@@ -20,15 +20,17 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
     from solorl.lab.results.read import read_all
+    from solorl.lab.results.result import Result
     from solorl.lab.studies import repro
 
-    paths = [Path(row) for row in args.rows if Path(row).exists()]
-    names = [row for row in args.rows if not Path(row).exists()]
-    results, problems = read_all([*paths, *[Path("benchmark/results")] * bool(names)], whole=True)
-    if names:
-        results = [run for run in results if run.script in names]
-    if not results:
-        raise UsageError(f"no result of {', '.join(args.rows)}: {'; '.join(problems[:3]) or 'nothing was found'}")
+    results: list[Result] = []
+    for row in args.rows:
+        is_path = Path(row).exists()
+        found, problems = read_all([Path(row if is_path else "benchmark/results")], whole=True)
+        found = [run for run in found if is_path or run.script == row]
+        if not found:
+            raise UsageError(f"no result of {row}: {'; '.join(problems[:3]) or 'nothing was found'}")
+        results += found
     results = cmp.only(results, args.env_ids)
     worst = 0
     for (env_id, method), runs in cmp.grouped(results).items():

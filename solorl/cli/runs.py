@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +92,20 @@ def chosen(paths: Sequence[Path], wanted: dict[str, list[str]]) -> list[Run]:
 def delete(runs: Sequence[Run], yes: bool) -> int:
     """Delete run folders once that is confirmed; UsageError, and all are kept, where one cannot be deleted."""
     count = f"{len(runs)} run folder{'s'[: len(runs) != 1]}"
-    with ExitStack() as locks:
-        for folder in (Path(run["folder"]) for run in runs):
-            if folder.is_symlink():
-                raise UsageError(f"{folder} is a link; name the folder that it leads to")
-            has_lock = (folder / runfolder.LOCK).exists()  # else what the run has said last must do
-            if is_locked(folder) or (not has_lock and runfolder.status_of(folder).get("status") == "running"):
-                raise UsageError(f"nothing is deleted: a process is training in {folder}")
-            locks.enter_context(closing(runfolder.lock(folder)))
-        size = decimal(sum(run["size"] for run in runs))
-        print("\n".join(run["folder"] for run in runs))
-        if not yes and not confirmed(f"delete {count} ({size})? [y/N] "):
-            print("nothing is deleted")
-            return 1
-        for run in runs:
-            with denied(f"{run['folder']} cannot be deleted"):
-                shutil.rmtree(run["folder"])
+    for folder in (Path(run["folder"]) for run in runs):
+        if folder.is_symlink():
+            raise UsageError(f"{folder} is a link; name the folder that it leads to")
+        has_lock = (folder / runfolder.LOCK).exists()  # else what the run has said last must do
+        if is_locked(folder) or (not has_lock and runfolder.status_of(folder).get("status") == "running"):
+            raise UsageError(f"nothing is deleted: a process is training in {folder}")
+    size = decimal(sum(run["size"] for run in runs))
+    print("\n".join(run["folder"] for run in runs))
+    if not yes and not confirmed(f"delete {count} ({size})? [y/N] "):
+        print("nothing is deleted")
+        return 1
+    for run in runs:
+        with denied(f"{run['folder']} cannot be deleted"), closing(runfolder.lock(Path(run["folder"]))):
+            shutil.rmtree(run["folder"])
     print(f"deleted {count}, {size}")
     return 0
 

@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         raise UsageError(missing_extra("solo tune", error) or reason(error)) from None
     search = make_search(args, extra)
-    slots = len(own_cores()) if args.workers is None else args.workers
     where = args.storage or f"runs/tune/{search.script.name}"
     if "://" in where:
         raise UsageError(f"solo tune: the trials need a folder that all machines see, not {where}")
@@ -55,15 +54,16 @@ def main(argv: Sequence[str]) -> int:
         cut = argv.index("--") if "--" in argv else len(argv)
         mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
         again = (*(word for word in argv[:cut] if word != "--dry-run"), *shlex.split(mine), *argv[cut:])
-        workers = replace(job(where, search.script.name, search.tasks({}, 1), slots), words=("tune", *again))
+        count, one = args.workers or len(own_cores()), search.tasks({}, 1)
+        workers = replace(job(where, search.script.name, one, count), words=("tune", *again))
         say(start(args.engine, workers, dict(args.engine_option), args.dry_run))
         return 0
     if args.dry_run:
         raise UsageError("solo tune: --dry-run goes with --engine")
     found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
-    tuner = tune.Tuner(search, found, study, args.trials, slots, say)
-    say(f"{len(tuner.trials())} of {args.trials} trials so far, {slots} runs at once; output in {where}")
+    tuner = tune.Tuner(search, found, study, args.trials, args.workers or 0, say)
+    say(f"{len(tuner.trials())} of {args.trials} trials so far, {len(tuner.workers)} runs at once; output in {where}")
     say(f"searched: {', '.join(search.space)}")
     say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / tune.JOURNAL))}")
     try:

@@ -55,7 +55,7 @@ FAMILIES: dict[str, tuple[str, ...]] = GAMES | OTHERS
 INSTALL = {
     "minatar": "minatar",
     "shimmy": "'shimmy[dm-control]'",
-    "gymnasium_robotics": "gymnasium-robotics; FlattenObservation in make_env makes its dicts vectors",
+    "gymnasium_robotics": "gymnasium-robotics",
     "minigrid": "minigrid",
 }
 # What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,

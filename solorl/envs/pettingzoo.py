@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector.utils import iterate
 
 from solorl.envs.ids import GAMES
-from solorl.envs.vector import with_next_obs
+from solorl.envs.vector import masks_in, with_next_obs
 from solorl.errors import UsageError, quit_with
 
 EQUAL = "all agents must have equal spaces"
@@ -245,24 +245,21 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
     @property
     def alive(self) -> np.ndarray:
         """Which agents play now, (num_envs, num_agents)."""
-        return self._of_games("alive")
+        return np.stack([info["alive"] for info in self.present()])
 
     @property
     def state(self) -> np.ndarray:
         """The central states, (num_envs, *state_shape)."""
-        return self._of_games("state")
+        return np.stack([info["state"] for info in self.present()])
 
     @property
     def action_mask(self) -> np.ndarray | None:
-        """The actions that are allowed now, (num_envs, num_agents, num_actions); None where the game does not say."""
-        return self._of_games("action_mask") if "action_mask" in self.present()[0] else None
+        """The actions that are allowed now, (num_envs, num_agents, num_actions); None where no game says."""
+        return masks_in(self.present())
 
     def present(self) -> list[Any]:
         """What each game says of its present observation."""
         return [env.unwrapped.info for env in self.envs]  # type: ignore[attr-defined]
-
-    def _of_games(self, key: str) -> np.ndarray:
-        return np.stack([info[key] for info in self.present()])
 
 
 def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) -> Game:

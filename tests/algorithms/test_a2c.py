@@ -84,3 +84,9 @@ def test_learns_a_policy_of_the_observation(train):
     flags = "--total-timesteps 4000 --learning-rate 0.003 --eval-every 0".split()
     v = train("a2c", "--env-id", "probes:ActionMustMatch-v0", *flags)
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] == 1.0
+
+
+def test_a_rollout_has_two_or_more_steps(train):
+    """Else the explained variance, which is no part of the loss, would be nan and the run called diverged."""
+    train("a2c", "--num-envs", 1, "--num-steps", 1, "--total-timesteps", 64, code=2)
+    assert "--num-envs times --num-steps, must have two or more steps" in train.out

@@ -100,8 +100,32 @@ class Stuck(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, self.reset()[1]
 
 
+class Seldom(Stuck):
+    """A mask in step 120 only."""
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return super().reset(seed=seed)[0], {}
+
+    def step(self, action):
+        self.time += 1
+        info = {"action_mask": np.array([True, False, True, False])} if self.time == 120 else {}
+        return np.zeros(1, np.float32), 0.0, False, False, info
+
+
+gym.register("Seldom-v0", Seldom, kwargs={"shape": 2}, max_episode_steps=999, disable_env_checker=True)
 gym.register("Stuck-v0", Stuck, kwargs={"shape": 2}, max_episode_steps=9, disable_env_checker=True)
 gym.register("Square-v0", Stuck, kwargs={"shape": (2, 2)}, max_episode_steps=9, disable_env_checker=True)
+
+
+def test_a_mask_is_not_that_of_the_rollout_before(train):
+    """Of step 120, the ninth of its rollout, nothing is left in the ninth of a later one."""
+    flags = "--env-id Seldom-v0 --num-envs 1 --num-steps 16 --num-minibatches 1 --eval-episodes 1".split()
+    assert (
+        train("ppo_multidiscrete", *flags, "--total-timesteps", 128)["mask"].sum(-1).flatten().tolist()
+        == [4] * 8 + [2] + [4] * 7
+    )
+    assert train("ppo_multidiscrete", *flags, "--total-timesteps", 144)["mask"].all()
 
 
 @pytest.mark.parametrize(

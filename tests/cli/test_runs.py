@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import resource
+from pathlib import Path
 
 import pytest
 from conftest import refused
@@ -161,6 +163,17 @@ def test_delete_leaves_where_a_process_trains(solo, runs):
     (second / "status.json").write_text('{"status": "running"}')
     assert solo("runs", "delete", second, "--yes")[0] == 2  # on a disk without locks, too
     assert (first / "checkpoint" / "big").exists() and (second / "checkpoint" / "big").exists()
+
+
+def test_delete_more_than_a_process_may_open(solo, runs):
+    several = [runs(str(i)) for i in range(40)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/dev/fd").iterdir()]) + 20, before[1]))
+    try:
+        assert solo("runs", "delete", *several, "--yes")[0] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not any(folder.exists() for folder in several)
 
 
 def test_delete_follows_no_links(solo, runs, tmp_path):

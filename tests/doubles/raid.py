@@ -12,8 +12,9 @@ class Raid(ParallelEnv):
     """Every agent has a number; its action pushes it up or down, and it is out above 4. blue_1 goes home after 3 steps.
 
     The reward is the number after the step; red_1 gets 0.5 in the step after it has left (what it threw still hits).
-    The central state is all numbers and the step. `observed`: "plain", "masked" (Dict with action_mask) or "told" (the
-    mask stands in infos); action 2 is forbidden where the number is above 2. `exact=False` plays differently each time.
+    The central state is all numbers and the step. `observed`: "plain", "masked" (Dict with action_mask), "told" (the
+    mask stands in infos) or "told late" (but not in those of a reset); action 2 is forbidden where the number is above
+    2. `exact=False` plays differently each time.
     """
 
     metadata = {"name": "raid_v0", "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
@@ -57,7 +58,8 @@ class Raid(ParallelEnv):
         return np.array([1, 1, self.number[name] <= 2], np.int8)
 
     def infos(self, names):
-        return {name: {"action_mask": self.allowed(name)} if self.observed == "told" else {} for name in names}
+        told = self.observed == "told" or (self.observed == "told late" and self.time > 0)
+        return {name: {"action_mask": self.allowed(name)} if told else {} for name in names}
 
     def seen(self, names):
         self.before = getattr(self, "before", names) if self.time else names

@@ -54,7 +54,7 @@ def verdict(task: Task, found: Found, code: int, told: str) -> tuple[str, str]:
     if told == "time":
         return "failed", f"its time limit of {task.resources.time:,} seconds was reached"
     if told or (found.status == "stopped" and code in (0, 130, -signal.SIGTERM)):
-        return "stopped", ""
+        return ("stopped", "") if told else ("failed", "it was told to end, by a signal or a file")
     if code == 0:
         return "failed", "exit code 0, but " + (f"its status is {found.status}" if found.status else "no run folder")
     return "failed", f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"

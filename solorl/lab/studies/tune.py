@@ -124,7 +124,7 @@ class Tuner(Pool):
 
     def __init__(self, search: Search, found: Any, study: Study, trials: int, slots: int, say: Callable[[str], None]):
         self.search, self.found, self.wanted, self._say = search, found, trials, say
-        super().__init__(study, [], slots, lambda text: None)
+        super().__init__(study, search.tasks({}, 1), slots, lambda text: None)
 
     def search_all(self) -> int:
         """0 when there are all trials and a best one, 1 when all failed, 128 + signal when interrupted. Raises OSError

@@ -122,6 +122,23 @@ def test_every_array_is_that_of_a_loop_over_the_raw_api(name):
     assert met >= ({("over", True), ("out", True), ("early", True)} if "raid" in name else {("over", True)})
 
 
+def test_where_a_game_gives_no_mask_its_agents_may_do_all():
+    """As in the step after a reset, where other games, also the first, are in their middle."""
+    envs, rng = PettingZooEnvs([lambda: Game(Raid("told late"))] * 3), np.random.default_rng(0)
+    envs.reset(seed=[7, 8, 9])
+    loops, met = [Loop(Raid("told late"), seed) for seed in (7, 8, 9)], set()
+    for _ in range(80):
+        wanted = np.stack([loop.now[3] for loop in loops])
+        new = [loop.game.time == 0 for loop in loops]
+        met.add(tuple(new))
+        assert envs.action_mask is None if all(new) else (envs.action_mask == wanted).all()
+        action = rng.integers(3, size=(3, 4))
+        envs.step(action)
+        for loop, one in zip(loops, action, strict=True):
+            loop.step(one)
+    assert {(True, False, False), (False, True, False)} <= met
+
+
 def test_spaces_have_an_axis_of_agents():
     envs = PettingZooEnvs([lambda: Game(Raid("masked"), TEAMS)] * 2)
     assert envs.observation_space.shape == (2, 4, 3) and envs.single_observation_space.shape == (4, 3)

@@ -70,6 +70,10 @@ def test_a_training_that_fails_is_said_in_one_line(stored, solo, monkeypatch):
     assert code == 1 and "cannot be repeated" in out and "--num-envs" in out
 
 
-def test_nothing_to_repeat_is_refused(solo, tmp_path, monkeypatch):
+def test_nothing_to_repeat_is_refused(stored, solo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(solo("repro", "ppo"), "no result of ppo")
+    refused(solo("repro", stored, "dqn"), "no result of dqn")  # before anything is trained
+    (tmp_path / "benchmark").mkdir()
+    (tmp_path / "results").rename(tmp_path / "benchmark/results")
+    refused(solo("repro", "ppo", "dqn"), "no result of dqn: nothing was found")

@@ -20,6 +20,7 @@ from solorl.lab.studies.plan import load_script  # noqa: E402
 from solorl.lab.studies.space import parse_space, space_of  # noqa: E402
 from solorl.lab.studies.storage import Folder  # noqa: E402
 from solorl.lab.studies.study import Study  # noqa: E402
+from solorl.machine import own_cores  # noqa: E402
 
 Choice = optuna.distributions.CategoricalDistribution
 Int, Range = optuna.distributions.IntDistribution, optuna.distributions.FloatDistribution
@@ -103,6 +104,13 @@ def test_scores_are_normalised_and_aggregated_as_documented(solo, place):
     assert trial.intermediate_values[5] == pytest.approx(per_seed[0])  # the last evaluation of the first seed
     one = tune.Search(load_script("fake.py"), ("A",), {}, (1, 2, 3), {})
     assert one.value([0.0, 9.0, 1.0]) == 1 and replace(one, aggregate="mean").value([0.0, 9.0, 1.0]) == 10 / 3
+
+
+def test_the_cores_of_a_run_count_on_this_machine_too(solo, place):
+    search = ["tune", "fake.py", "--env-ids", "CartPole-v1", "--space", "space.toml", "--trials", 1, "--num-seeds", 1]
+    few = [*search, "--storage", "few", "--cores", len(own_cores())]
+    assert ", 1 runs at once" in solo(*few, "--", "--total-timesteps", 1)[1]
+    refused(solo(*search, "--gpus", 99), "a task wants 99 gpus")
 
 
 def test_failures_are_failed_trials_with_their_reason(solo, place):

@@ -240,6 +240,18 @@ def test_trainings_save_where_the_command_itself_fails(solo, place, monkeypatch,
     assert solo("work", "work")[0] == 0 and steps(place) == once(1, 40)  # nothing twice
 
 
+def test_a_training_that_somebody_else_ends_is_begun_again_by_the_next_command(solo, place):
+    """It has saved, at a signal of its own or a file named `stop`; a command that went on with it would undo that."""
+    with process(place, *command(*LONG, seeds=1)) as first:
+        until(lambda: sum(steps(place).values()) > 2)
+        os.kill(children(place)[0], signal.SIGTERM)
+        out = first.communicate()[0]
+    assert first.returncode == 1 and "failed     fake CartPole-v1 seed 1: it was told to end" in out
+    assert out.count("resumed") == 0 and sum(steps(place).values()) < 40
+    code, out, _ = solo(*command(*LONG, seeds=1))
+    assert code == 0 and out.count("resumed    ") == 1 and steps(place) == once(1, 40)
+
+
 def test_cancelled_is_a_file_that_workers_look_for(solo, place):
     study, tasks = planned(place / "work", place, "--total-timesteps", 4000, "--pause", 0.02, seeds=2, lease=1.0)
     with process(place, "work", "work") as one:
