@@ -303,12 +303,13 @@ class GradientStep:
             for rate, number in zip(self.rates, now, strict=True):
                 rate.fill_(number)
             self.written = now
-        metrics, *extra = self.step(*inputs)
-        named = Metrics(self.names, metrics)
+        names, metrics, *extra = self.step(*inputs)
+        named = Metrics(names, metrics)
         return (named, *extra) if extra else named
 
     def _vectors(self, *inputs: Any) -> tuple[Any, ...]:
-        """`_take` for a recording: the metrics are one vector, learning rates and numbers of steps on the device."""
+        """`_take` for a recording: the metrics are their names and one vector, learning rates and numbers of steps on
+        the device."""
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for state in self.optimizer.state.values():
@@ -321,9 +322,9 @@ class GradientStep:
             for group, number in zip(groups, rates, strict=True):
                 group["lr"] = number
         metrics, *extra = found if isinstance(found, tuple) else (found,)
-        self.names, device = tuple(metrics), self.rates[0].device
+        device = self.rates[0].device
         values = [x.float() if torch.is_tensor(x) else torch.full((), x, device=device) for x in metrics.values()]
-        return torch.stack(values) if values else torch.zeros(0, device=device), *extra
+        return tuple(metrics), torch.stack(values) if values else torch.zeros(0, device=device), *extra
 
     def _settings(self) -> Any:
         """What the step takes for granted of the optimiser: its parameters, where its state is, all but the rates."""

@@ -245,6 +245,19 @@ def test_shapes_that_take_turns_have_a_recording_each():
     assert (backend.recordings, backend.replays) == (2, 16 - 2 * (graphs.WARM_UP + 1))
 
 
+def turning_loss(net, batch, scale):
+    """One more metric in some steps."""
+    loss, metrics, extra = regression_loss(net, batch, scale)
+    return loss, metrics | ({"losses/turn": 2 * loss} if scale == 2 else {}), extra
+
+
+def test_metrics_may_take_turns():
+    found, backend = both(turning_loss, number=20, change=lambda i, *rest: 1.0 if i % 3 else 2.0)
+    assert_equal(found)
+    assert [len(metrics) for metrics, _ in found[1][2]] == [3 if i % 3 == 0 else 2 for i in range(20)]
+    assert (backend.recordings, backend.replays) == (2, 20 - 2 * (graphs.WARM_UP + 1))
+
+
 @pytest.mark.parametrize(
     ("loss_of", "why"),
     [
