@@ -137,29 +137,30 @@ class NStepImageReplay:
             "reward": np.zeros(capacity, np.float32),
             "done": np.zeros(capacity, np.float32),
             "back": np.zeros(capacity, np.int32),
-            "ahead": np.zeros(capacity, np.int32),
         }
         self.capacity, self.num_frames, self.inserted = capacity, num_frames, 0  # `inserted`: number of the next row
-        # what a checkpoint holds with the arrays. age: how many rows ago the newest one of each episode was inserted
-        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64))
+        # what a checkpoint holds with the arrays, whose rows do not change. age: how many rows ago the newest one of
+        # each episode was inserted
+        self.state = SimpleNamespace(age=np.zeros(num_envs, np.int64), ahead=np.zeros(capacity, np.int32))
 
     def begin(self, env_index, image):
         """Insert the first images (n, *image_shape) of new episodes in the environments of these indices (n,)."""
-        self._insert(env_index, image, np.nan, 0, 0, 0, 0)
+        self._insert(env_index, image, np.nan, 0, 0, 0)
 
     def add(self, image, action, reward, done):
         """Insert what one step in every environment led to: images (num_envs, *image_shape), actions (num_envs,
         action_dim), the rest (num_envs,)."""
         env_index, newest = np.arange(len(image)), self.inserted - self.state.age  # newest: the numbers of these rows
         back = self.inserted + env_index - newest
-        self.arrays["ahead"][newest % self.capacity] = back
-        self._insert(env_index, image, action, reward, done, back, 0)
+        self.state.ahead[newest % self.capacity] = back
+        self._insert(env_index, image, action, reward, done, back)
 
     def _insert(self, env_index, *columns):
         """Append a row for each of these environments; the columns are those of `arrays`, in their order."""
         number = self.inserted + np.arange(len(env_index))
         for array, values in zip(self.arrays.values(), columns, strict=True):
             array[number % self.capacity] = values
+        self.state.ahead[number % self.capacity] = 0
         self.inserted += len(env_index)
         self.state.age += len(env_index)
         self.state.age[env_index] = self.inserted - number
@@ -183,7 +184,7 @@ class NStepImageReplay:
         there is such a row; where there is none, the number is that of the last one."""
         numbers, there = [number], [np.ones(len(number), bool)]
         for _ in range(n_step - 1):
-            ahead = self.arrays["ahead"][numbers[-1] % self.capacity]
+            ahead = self.state.ahead[numbers[-1] % self.capacity]
             numbers.append(numbers[-1] + ahead)
             there.append(ahead > 0)
         return np.stack(numbers, 1), np.stack(there, 1)
