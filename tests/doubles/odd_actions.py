@@ -28,6 +28,8 @@ class Odd(gym.Env):
 SPACES = {
     "FromMinusOne": (Discrete(3, start=-1), 1),
     "FromTwo": (Discrete(2, start=2), 3),
+    "Small": (Discrete(2, dtype=np.int8), 1),
+    "Byte": (Discrete(2, dtype=np.uint8), 1),
     "Switches": (MultiBinary(3), [1, 1, 1]),
     "Board": (MultiBinary((2, 2)), [[1, 1], [1, 1]]),
     "Levels": (Box(np.array([-1, 2], np.int32), np.array([1, 3], np.int32), dtype=np.int32), [1, 3]),

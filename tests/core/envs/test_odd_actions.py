@@ -12,7 +12,7 @@ PPO = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --sa
 DQN = "--total-timesteps 64 --learning-starts 16 --batch-size 8 --save-every 32 --save-replay --eval-episodes 2".split()
 CHOICES = ("Switches", "Board", "Levels", "Bytes", "Started")
 CASES = [("ppo", "FromMinusOne", PPO), ("dqn", "FromTwo", [*DQN, "--target-network-frequency", "16"]),
-         ("ppo_continuous_action", "Boundless", PPO),
+         ("dqn", "Small", DQN), ("c51", "Byte", DQN), ("ppo_continuous_action", "Boundless", PPO),
          *(("ppo_multidiscrete", kind, PPO) for kind in ("Board", "Levels", "Started"))]  # fmt: skip
 
 
@@ -31,7 +31,8 @@ def test_they_are_trained_evaluated_played_and_resumed(name, kind, flags, train,
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("ppo", "FromMinusOne"), *(("ppo_multidiscrete", kind) for kind in CHOICES)]
+    ("name", "kind"),
+    [("ppo", "FromMinusOne"), ("dqn", "Small"), ("c51", "Byte"), *(("ppo_multidiscrete", kind) for kind in CHOICES)],
 )
 def test_every_action_of_the_space_has_a_choice(name, kind):
     """All choices lead to all actions of the space, each to another one."""
@@ -44,7 +45,16 @@ def test_every_action_of_the_space_has_a_choice(name, kind):
         action = env.action(np.array(choice) if name.endswith("multidiscrete") else np.int64(choice[0]))
         assert action in space and np.asarray(action).dtype == space.dtype
         found.add(np.asarray(action).tobytes())
-    wanted = {"FromMinusOne": 3, "Switches": 8, "Board": 16, "Levels": 6, "Bytes": 6, "Started": 6}[kind]
+    wanted = {
+        "FromMinusOne": 3,
+        "Small": 2,
+        "Byte": 2,
+        "Switches": 8,
+        "Board": 16,
+        "Levels": 6,
+        "Bytes": 6,
+        "Started": 6,
+    }[kind]
     assert len(found) == np.prod(sizes) == wanted
 
 
