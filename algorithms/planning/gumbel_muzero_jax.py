@@ -123,6 +123,7 @@ class Training(NamedTuple):
     replay: Batch  # the last steps
     env_state: Any
     obs: jax.Array  # (num_envs, *obs_shape), the current observations
+    restarted: jax.Array  # bool, (): the current episodes have just begun, also where a resume could not continue them
     key: jax.Array  # of the random numbers to come
     iteration: jax.Array  # iterations done, ()
 
@@ -351,10 +352,6 @@ def targets_of(batch, key, setup):
 
 
 # ---- learning
-def scale_gradient(x, scale):
-    return x * scale + jax.lax.stop_gradient(x) * (1 - scale)
-
-
 def muzero_loss(params, targets, setup):
     """The sum over the first state and K unrolled steps of the cross entropy of the policy, the squared error of the
     reward, and vf_coef times that of the value; unrolled steps count 1/K each, and the gradient is halved at each
@@ -363,7 +360,7 @@ def muzero_loss(params, targets, setup):
     for k in range(unroll_steps + 1):
         reward_loss, weight = jnp.zeros(()), 1.0 if k == 0 else 1 / unroll_steps
         if k > 0:
-            latent, reward = imagine(params, scale_gradient(latent, 0.5), targets.action[k - 1])
+            latent, reward = imagine(params, (latent + jax.lax.stop_gradient(latent)) / 2, targets.action[k - 1])
             reward_loss = (jnp.square(reward - targets.reward[k - 1]) * targets.known[k - 1]).mean()
         logits, value = policy_and_value(params, latent)
         assert value.shape == targets.value[k].shape
@@ -382,11 +379,10 @@ def begin(key, setup):
     obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
     params = init_params(params_key, int(np.prod(obs_shape)), num_actions, args.hidden_dim)
     env_state, obs = envs.reset(envs_key)
-    number, flag = jnp.float32(0), jnp.bool_(False)
+    number, flag, rows = jnp.float32(0), jnp.bool_(False), args.buffer_size // args.num_envs
     step = Batch(jnp.zeros(obs_shape), jnp.int32(0), number, flag, flag, jnp.zeros(num_actions), number, number)
-    rows = args.buffer_size // args.num_envs
     replay = jax.tree.map(lambda x: jnp.zeros((rows, args.num_envs, *x.shape), x.dtype), step)
-    return Training(params, optimizer.init(params), replay, env_state, obs, key, jnp.int32(0))
+    return Training(params, optimizer.init(params), replay, env_state, obs, jnp.bool_(True), key, jnp.int32(0))
 
 
 def train_iteration(training, setup):
@@ -412,8 +408,10 @@ def train_iteration(training, setup):
     keys = jax.random.split(steps_key, args.num_steps)
     (env_state, next_obs), (steps, reward) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
 
-    # ---- 2. store: steps, of which sequences are drawn later
-    replay = store(training.replay, steps, training.iteration * args.num_steps)
+    # ---- 2. store: steps, of which sequences are drawn later; where episodes have restarted those before are cut off
+    stored = training.iteration * args.num_steps  # rows so far
+    cut = training.replay.done.at[(stored - 1) % len(training.replay.done)].max(training.restarted)
+    replay = store(training.replay._replace(done=cut), steps, stored)
 
     # ---- 3. learn: the model, on sequences of K steps and the n after them
     def gradient_step(learner, key):
@@ -431,7 +429,7 @@ def train_iteration(training, setup):
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     report = (reward, steps.done, jax.tree.map(jnp.sum, metrics), jnp.int32(args.num_updates))
-    return Training(*learner, replay, env_state, next_obs, key, training.iteration + 1), report
+    return Training(*learner, replay, env_state, next_obs, jnp.bool_(False), key, training.iteration + 1), report
 
 
 if __name__ == "__main__":
@@ -466,7 +464,7 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optax.adam(learning_rate))  # the gradients as one vector: fewer, larger operations
     setup = Setup(args, envs, game, optimizer, discount, reward_scale, td_steps)
     act = partial(act, setup=setup)
-    fields = () if rules else ("env_state", "obs")  # begin again on a resume where no checkpoint holds them
+    fields = () if rules else ("env_state", "obs", "restarted")  # begin again where no checkpoint holds episodes
     training, start = run.resume(lambda key: begin(key, setup), model="params", envs=fields)
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)
     train = run.compile(lambda training: train_iteration(training, setup), chunk=1)
