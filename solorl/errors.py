@@ -15,6 +15,13 @@ class UsageError(Exception):
     """What was wrong, what is allowed and the nearest valid name, in one sentence."""
 
 
+def refuse(wrong: object, sentence: str) -> None:
+    """Raises UsageError with the sentence where something is wrong. For sentences that cost nothing and cannot fail:
+    they are made in any case; and where no line below needs that mypy has seen an `if`."""
+    if wrong:
+        raise UsageError(sentence)
+
+
 def nearest(name: str, allowed: Iterable[str], n: int = 1) -> list[str]:
     """The `n` valid names most like `name` (at least 60 % alike, letter case ignored), best first; may be empty."""
     by_lower = {choice.lower(): choice for choice in allowed}

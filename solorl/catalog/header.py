@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import solorl
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, did_you_mean, refuse
 from solorl.files import expanded
 from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
@@ -145,10 +145,8 @@ def find_path(name: str) -> Path:
     stem = name.removesuffix(".py")
     if stem in paths:
         return paths[stem]
-    if path.is_dir():
-        raise UsageError(f"{name} is a folder; name an algorithm or a .py file")
-    if path.is_file():
-        raise UsageError(f"{name} is not a .py file")
+    refuse(path.is_dir(), f"{name} is a folder; name an algorithm or a .py file")
+    refuse(path.is_file(), f"{name} is not a .py file")
     what = "file" if path.suffix == ".py" else "algorithm"
     raise UsageError(f"there is no {what} {name}{did_you_mean(path.stem, paths, n=2) or '; `solo list` shows all'}")
 

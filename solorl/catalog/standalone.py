@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.catalog.header import ENTRANCES, METADATA, parse_source, read_source, with_header
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.scripts import PACKAGE, facts_of, header_fields, in_checkout
 
 STUB = Path(__file__).with_name("stub.py")
@@ -46,8 +46,7 @@ def library_import(path: Path) -> ast.ImportFrom:
         plain = isinstance(node, ast.ImportFrom) and node.module == "solorl" and node.col_offset == 0
         if not plain or node is not ours[0] or any(name.name not in known or name.asname for name in node.names):
             raise UsageError(f"{path.name} cannot stand alone: it says `{ast.unparse(node)}`")
-    if not ours:
-        raise UsageError(f"{path.name} stands alone already: it does not import solorl")
+    refuse(not ours, f"{path.name} stands alone already: it does not import solorl")
     return ours[0]
 
 

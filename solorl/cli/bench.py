@@ -38,7 +38,7 @@ from typing import Any
 from solorl.cli import Parser, at_least, say
 from solorl.cli.view import Lines, Table
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.lab.studies import plan as plans
 from solorl.lab.studies.bench import Bench, dry_run
 from solorl.lab.studies.checks import check_name, check_texts
@@ -72,10 +72,8 @@ def main(argv: Sequence[str]) -> int:
     folder = args.results or Path("benchmark/results") / plan.name
     where = args.storage or str(Path("runs/bench", plan.name))
     for path in (folder, Path(where)):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"solo bench: {path} is a file, but should be a folder")
-    if args.until and not local:
-        raise UsageError("solo bench: --until is for this machine; on a cluster --time limits each run")
+        refuse(path.exists() and not path.is_dir(), f"solo bench: {path} is a file, but should be a folder")
+    refuse(args.until and not local, "solo bench: --until is for this machine; on a cluster --time limits each run")
     until, tasks = read_time(args.until) if args.until else 0.0, {task.id: task for task in plan.tasks}
     if args.dry_run and local and "://" in where:
         raise UsageError("solo bench: --dry-run prints commands for a folder, not for a bucket")
@@ -184,13 +182,11 @@ def sweep(text: str) -> list[Flags]:
 def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     """The tasks of a command line without a suite; UsageError where it names no environments."""
     scripts = [plans.load_script(name) for name in args.what]
-    if not args.env_ids:
-        raise UsageError("solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
+    refuse(not args.env_ids, "solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
     count, first = (1 if each is None else each for each in (args.num_seeds, args.start_seed))
     seeds = plans.seed_range(count, first, "solo bench")
     swept = [plans.merge(*parts) for parts in product(*map(sweep, args.sweep))]
-    if any(len(part) < len(args.sweep) for part in swept):
-        raise UsageError("solo bench: --sweep names a flag twice")
+    refuse(any(len(part) < len(args.sweep) for part in swept), "solo bench: --sweep names a flag twice")
     names = [plans.short(plans.merge(extra, part)) for part in swept]
     if args.variant is not None:
         names = [f"{args.variant} {plans.short(part)}".strip() for part in swept]

@@ -8,7 +8,7 @@ from solorl import __version__
 from solorl.catalog.header import find_path, parse_header, with_header
 from solorl.catalog.standalone import standalone
 from solorl.cli import Parser
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.files import expanded, shown, write
 
 
@@ -17,8 +17,7 @@ def target(source: Path, to: str | None) -> Path:
     path = expanded(to) if to else Path.cwd()
     if path.is_dir() or (to or "").endswith("/"):
         return path / source.name
-    if path.suffix != ".py":
-        raise UsageError(f"solo copy writes Python: {path} must end in .py or be a folder that exists")
+    refuse(path.suffix != ".py", f"solo copy writes Python: {path} must end in .py or be a folder that exists")
     return path
 
 
@@ -44,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if path.exists():
         if path.samefile(source):
             raise UsageError(f"solo copy: {shown(path)} is {args.name} itself; name another place for the copy")
-        if not args.force:
-            raise UsageError(f"solo copy: {shown(path)} exists; --force replaces it")
+        refuse(not args.force, f"solo copy: {shown(path)} exists; --force replaces it")
     data = standalone(source, path.name).encode() if args.standalone else source.read_bytes()
     write(path, copied(source, data))
     print(f"copied {source.stem} to {shown(path)}; run it: python {shlex.quote(shown(path))}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser
-from solorl.errors import UsageError, told
+from solorl.errors import UsageError, refuse, told
 from solorl.files import shown
 from solorl.runfolder import config_of
 from solorl.terminal import aligned, plain
@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
         ((args.random is None) != (args.expert is None), ": --random and --expert go together"),
         (args.out and args.what != "from" and not picture, f": --out is a picture of info, PNG or SVG, not {args.out}"),
     ):
-        if wrong:
-            raise UsageError(f"solo dataset{why}")
+        refuse(wrong, f"solo dataset{why}")
     from solorl.lab.datasets import exchange  # here: they load the numerical libraries
 
     first, *others = map(Path, args.names)

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.errors import UsageError
+from solorl.errors import refuse
 from solorl.terminal import paint, plain
 
 
@@ -20,8 +20,7 @@ def main(argv: Sequence[str]) -> int:
     from solorl.lab.results.read import trainings
 
     found, problems = trainings(args.paths)
-    if not found:
-        raise UsageError(f"nothing to examine: {'; '.join(problems[:3])}")
+    refuse(not found, f"nothing to examine: {'; '.join(problems[:3])}")
     for problem in problems:
         print(plain(f"note: {problem}"))
     for training in found:

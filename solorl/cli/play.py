@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser, at_least
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.machine import no_display
 from solorl.runfolder import CONFIG
 
@@ -51,8 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if run_dir.suffix == ".safetensors" and run_dir.is_file():
         run_dir, model = run_dir.parent, run_dir.name
     copy, original = script_of(run_dir)
-    if original is None and not args.trust_script:
-        raise UsageError(not_trusted(copy))
+    refuse(original is None and not args.trust_script, not_trusted(copy))
     if args.render and no_display():
         raise UsageError("solo play: --render needs a display and there is none here; --video films the episodes")
     play = Play(args.episodes, args.video, args.render, args.seed, args.stochastic, args.opponent, model)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from solorl.cli import Parser
 from solorl.cli.report import PATHS_HELP
-from solorl.errors import UsageError
+from solorl.errors import refuse
 from solorl.files import shown
 
 
@@ -15,16 +15,14 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument("paths", metavar="PATH", nargs="+", type=Path, help=PATHS_HELP.partition("\n")[0])
     p.add_argument("--out", metavar="FILE", type=Path, default=Path("curve.png"), help="PNG or SVG (curve.png)")
     args = p.parse(argv)
-    if args.out.suffix not in (".png", ".svg"):
-        raise UsageError(f"solo plot: --out must end in .png or .svg, not {args.out}")
+    refuse(args.out.suffix not in (".png", ".svg"), f"solo plot: --out must end in .png or .svg, not {args.out}")
     from solorl.lab.results import curves as cv  # here, because it loads NumPy
     from solorl.lab.results import figures
     from solorl.lab.results.read import read_all
 
     results, problems = read_all(args.paths, unfinished=True)
     trainings = cv.trainings(results)
-    if not trainings:
-        raise UsageError(f"nothing to draw: {'; '.join(problems[:3]) or 'no episode has ended yet'}")
+    refuse(not trainings, f"nothing to draw: {'; '.join(problems[:3]) or 'no episode has ended yet'}")
     for problem in problems:
         print(f"note: {problem}")
     figures.write_trainings(trainings, args.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.cli import Parser, at_least
-from solorl.errors import UsageError, denied
+from solorl.errors import denied, refuse
 from solorl.files import shown
 from solorl.runfolder import config_of
 from solorl.terminal import plain
@@ -63,8 +63,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     together = "num_envs" in inspect.signature(loaded.maker).parameters
     count, env_id = args.num_envs, loaded.env_id
     envs: Any = loaded.maker(env_id, count) if together else VectorEnvs([hosted(loaded.maker, env_id)] * count)
-    if not together and teams_of(envs.envs[0]):
-        raise UsageError(f"{env_id} has several agents; what is recorded is one agent's")
+    refuse(not together and teams_of(envs.envs[0]), f"{env_id} has several agents; what is recorded is one agent's")
     seed = loaded.args.seed if args.seed is None else args.seed
     seed_all(replace(loaded.args, seed=seed))
     spaces = (envs.single_observation_space, envs.single_action_space)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser, at_least, say
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.terminal import paint, plain
 
 
@@ -28,8 +28,7 @@ def main(argv: Sequence[str]) -> int:
         is_path = Path(row).exists()
         found, problems = read_all([Path(row if is_path else "benchmark/results")], whole=True)
         found = [run for run in found if is_path or run.script == row]
-        if not found:
-            raise UsageError(f"no result of {row}: {'; '.join(problems[:3]) or 'nothing was found'}")
+        refuse(not found, f"no result of {row}: {'; '.join(problems[:3]) or 'nothing was found'}")
         results += found
     results = cmp.only(results, args.env_ids)
     worst = 0

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from solorl import runfolder
 from solorl.cli import Parser
-from solorl.errors import UsageError, denied, hint
+from solorl.errors import UsageError, denied, hint, refuse
 from solorl.files import expanded, missing
 from solorl.runfolder import is_locked
 from solorl.terminal import aligned, duration, scores
@@ -93,8 +93,7 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
     """Delete run folders once that is confirmed; UsageError, and all are kept, where one cannot be deleted."""
     count = f"{len(runs)} run folder{'s'[: len(runs) != 1]}"
     for folder in (Path(run["folder"]) for run in runs):
-        if folder.is_symlink():
-            raise UsageError(f"{folder} is a link; name the folder that it leads to")
+        refuse(folder.is_symlink(), f"{folder} is a link; name the folder that it leads to")
         has_lock = (folder / runfolder.LOCK).exists()  # else what the run has said last must do
         if is_locked(folder) or (not has_lock and runfolder.status_of(folder).get("status") == "running"):
             raise UsageError(f"nothing is deleted: a process is training in {folder}")
@@ -133,11 +132,9 @@ def main(argv: Sequence[str]) -> int:
     paths = [*map(expanded, args.what[deleting:])]
     wanted = {name: getattr(args, name) for name in FILTERS}
     if deleting and not any(wanted.values()):
-        if not paths:
-            raise UsageError("solo runs delete needs run folders, or a filter such as --status failed")
+        refuse(not paths, "solo runs delete needs run folders, or a filter such as --status failed")
         for path in paths:
-            if path.is_dir() and not runfolder.is_run(path):
-                raise UsageError(f"{path} is not a run folder, so it is not deleted")
+            refuse(path.is_dir() and not runfolder.is_run(path), f"{path} is not a run folder, so it is not deleted")
     found = chosen(paths or [path for path in (Path("runs"),) if path.is_dir()], wanted)
     if args.json and not deleting:
         print(json.dumps(found, indent=2))

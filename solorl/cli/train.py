@@ -25,7 +25,7 @@ from typing import Any
 from solorl import signals
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.catalog.header import find_path, parse_source
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.machine import command_of, dying_with_parent
 
 LEFT = 3.0  # seconds in which the other ranks end by themselves where one has failed
@@ -33,8 +33,7 @@ LEFT = 3.0  # seconds in which the other ranks end by themselves where one has f
 
 def main(argv: Sequence[str]) -> int:
     """Run the algorithm `argv[0]`; UsageError if there is no such name or file."""
-    if not argv:
-        raise UsageError("solo train needs an algorithm, such as `solo train ppo`; `solo list` shows all")
+    refuse(not argv, "solo train needs an algorithm, such as `solo train ppo`; `solo list` shows all")
     if argv[0] in ("-h", "--help"):
         print((__doc__ or "").rstrip())
         return 0
@@ -108,8 +107,7 @@ def _processes(flags: Sequence[str]) -> tuple[int, list[str]]:
 def train_together(path: Path, flags: Sequence[str], count: int) -> int:
     """Run a file in `count` processes that train together; returns the exit code of rank 0, or else of one that has
     failed. A signal goes to all of them."""
-    if "WORLD_SIZE" in os.environ:
-        raise UsageError("solo train: --nproc starts the processes itself; leave it out below torchrun")
+    refuse("WORLD_SIZE" in os.environ, "solo train: --nproc starts the processes itself; leave it out below torchrun")
     ranks: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: Any) -> None:

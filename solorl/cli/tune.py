@@ -26,7 +26,7 @@ from solorl.args.command_line import value_of
 from solorl.cli import Parser, at_least, say
 from solorl.cli.bench import MOST_WORKERS, RESOURCES, add_engine_flags, job, split
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, did_you_mean, missing_extra, reason
+from solorl.errors import UsageError, did_you_mean, missing_extra, reason, refuse
 from solorl.lab.studies.engines import start
 from solorl.lab.studies.plan import Flags, load_script, merge, seed_range
 from solorl.lab.studies.resources import read_resources
@@ -48,8 +48,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(missing_extra("solo tune", error) or reason(error)) from None
     search = make_search(args, extra)
     where = args.storage or f"runs/tune/{search.script.name}"
-    if "://" in where:
-        raise UsageError(f"solo tune: the trials need a folder that all machines see, not {where}")
+    refuse("://" in where, f"solo tune: the trials need a folder that all machines see, not {where}")
     if args.engine != "local":
         cut = argv.index("--") if "--" in argv else len(argv)
         mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
@@ -58,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
         workers = replace(job(where, search.script.name, one, count), words=("tune", *again))
         say(start(args.engine, workers, dict(args.engine_option), args.dry_run))
         return 0
-    if args.dry_run:
-        raise UsageError("solo tune: --dry-run goes with --engine")
+    refuse(args.dry_run, "solo tune: --dry-run goes with --engine")
     found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
     tuner = tune.Tuner(search, found, study, args.trials, args.workers or 0, say)
@@ -133,9 +131,8 @@ def targets(given: Sequence[str], env_ids: Sequence[str]) -> dict[str, tuple[flo
             low, high = 0.0, 0.0
         if env_id and env_id not in env_ids:
             raise UsageError(f"solo tune: --target-scores {env_id} is not in --env-ids{did_you_mean(env_id, env_ids)}")
-        if not low < high < low + 1e300:
-            such = "must look like CartPole-v1=0,500, the lower score first"
-            raise UsageError(f"solo tune: --target-scores {text} {such}")
+        such = "must look like CartPole-v1=0,500, the lower score first"
+        refuse(not low < high < low + 1e300, f"solo tune: --target-scores {text} {such}")
         found[env_id] = (low, high)
     missing = [env_id for env_id in env_ids if env_id not in found]
     if missing and (found or len(set(env_ids)) > 1):

@@ -26,7 +26,7 @@ import numpy as np
 
 from solorl import machine
 from solorl.envs.spaces import bare_action_space
-from solorl.errors import UsageError, denied, fitting, reason, told
+from solorl.errors import UsageError, denied, fitting, reason, refuse, told
 from solorl.files import expanded, is_plain_name, read_json, read_regular, write_atomically
 from solorl.trust import refuse_links
 
@@ -92,8 +92,7 @@ class Dataset:
 
     def whole_returns(self) -> np.ndarray:
         """The returns of the episodes that were not cut; UsageError where there is none."""
-        if self.cut.all():
-            raise UsageError("the data set has no whole episode")
+        refuse(self.cut.all(), "the data set has no whole episode")
         return self.returns()[~self.cut]
 
 
@@ -148,8 +147,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     named = isinstance(pieces, list) and all(isinstance(p, dict) and is_plain_name(p.get("file")) for p in pieces)
     if not named or not all(map(is_count, (about.get("num_envs"), *(p.get("transitions") for p in pieces)))):  # type: ignore[union-attr]
         raise UsageError(f"{folder / ABOUT} is damaged: its list of pieces cannot be read")
-    if not pieces:
-        raise UsageError(f"{folder} is an empty data set")
+    refuse(not pieces, f"{folder} is an empty data set")
     return about
 
 
@@ -272,8 +270,7 @@ def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> 
         obs, action = (np.empty((0, *space.shape), space.dtype) for space in spaces)
         nothing = np.empty(0, bool)
         return Dataset(obs, action, np.empty(0, np.float32), nothing, nothing, obs, np.empty(0, np.int64))
-    if not folders:
-        raise UsageError("--dataset must name a data set, made by solo record or solo dataset")
+    refuse(not folders, "--dataset must name a data set, made by solo record or solo dataset")
     parts = [_fitted(path, env_id, envs) for path in map(expanded, folders.split(","))]
     return merged(parts) if len(parts) > 1 else parts[0]
 

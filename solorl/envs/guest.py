@@ -25,7 +25,7 @@ from solorl.envs.returns import declared, number, teams_of
 from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import LIGHT, OWN, RANDOM, at_home, bring_back, now, plain, seeded, undisturbed
 from solorl.envs.vector import Masked, VectorEnvs
-from solorl.errors import UsageError, quit_with, told
+from solorl.errors import UsageError, quit_with, refuse, told
 from solorl.terminal import warn
 
 READ = ("action_mask", "lives", "alive", "state")  # of `info`; the last two are those of games of several agents
@@ -297,8 +297,7 @@ def _check_obs(what: str, space: gym.Space, obs: Any) -> None:
             _check_obs(f"{what} ({name})", part, obs[name])
     if isinstance(space, gym.spaces.Box):
         array = np.asarray(obs)
-        if array.shape != space.shape:
-            raise UsageError(f"{what} has shape {array.shape}, but its space has {space.shape}")
+        refuse(array.shape != space.shape, f"{what} has shape {array.shape}, but its space has {space.shape}")
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise UsageError(f"{what} is of type {array.dtype}, but its space of {space.dtype}")
         if found := not_finite(array):

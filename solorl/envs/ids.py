@@ -13,7 +13,7 @@ from typing import Any
 
 from solorl.envs.load_envpool import import_envpool
 from solorl.envs.surroundings import at_home
-from solorl.errors import BRINGS, UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason
+from solorl.errors import BRINGS, UsageError, did_you_mean, missing_extra, nearest, needs_extra, reason, refuse
 from solorl.scripts import use_instead
 from solorl.trust import check_module
 
@@ -161,8 +161,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
         raise UsageError(f"there is no environment {env_id}{hint}") from error
     entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
     for prefix, (module, extra) in EXTRAS.items():
-        if entry.startswith(prefix) and importlib.util.find_spec(module) is None:
-            raise UsageError(needs_extra(env_id, extra))
+        refuse(entry.startswith(prefix) and importlib.util.find_spec(module) is None, needs_extra(env_id, extra))
     same = [one for one in gym.registry.values() if (one.namespace, one.name) == (spec.namespace, spec.name)]
     if spec is not (newest := max(same, key=lambda one: one.version or 0)):  # some ids have lost their simulators
         try:
@@ -219,8 +218,7 @@ def misfit(env_id: str, kind: str, name: str) -> tuple[str, ...]:
 
 def check_envpool_id(env_id: str) -> Any:
     """EnvPool, the module. Refuses an environment that it does not have, and missing packages."""
-    if importlib.util.find_spec("envpool") is None:
-        raise UsageError(needs_extra(env_id, "envpool"))
+    refuse(importlib.util.find_spec("envpool") is None, needs_extra(env_id, "envpool"))
     envpool = import_envpool()
     known = envpool.list_all_envs()
     if env_id not in known:

@@ -11,7 +11,7 @@ from solorl.envs import openers
 from solorl.envs.classic import DYNAMICS, JaxEnvs
 from solorl.envs.ids import is_envpool_game
 from solorl.envs.interface import advancing
-from solorl.errors import UsageError
+from solorl.errors import refuse
 
 
 def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
@@ -22,8 +22,7 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         return JaxEnvs(env_id, num_envs)
     if compiled := openers(env_id).compiled:
         return compiled(env_id, num_envs)
-    if env_id.startswith("games/"):
-        raise UsageError(f"{env_id} is not written in JAX; the files in torch take it")
+    refuse(env_id.startswith("games/"), f"{env_id} is not written in JAX; the files in torch take it")
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames
 
     return (EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)

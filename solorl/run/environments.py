@@ -14,7 +14,7 @@ from solorl.envs.returns import teams_of
 from solorl.envs.spaces import action_kind, obs_kind, wrapper_for
 from solorl.envs.surroundings import undisturbed
 from solorl.envs.vector import VectorEnvs
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.run.evaluation import MakeEnv
 from solorl.scripts import file_for, use_instead
 
@@ -68,11 +68,9 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
 def count_iterations(args: Any, steps: int, minibatches: int | None, batch: int | None) -> int:
     """See `Run.iterations`; UsageError where that ends the run."""
     total = int(args.total_timesteps)
-    if total < steps:
-        raise UsageError(f"--total-timesteps {total} is less than one iteration of {steps} steps")
-    if minibatches is not None and (steps % minibatches or steps <= minibatches):
-        what = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"
-        raise UsageError(what)
+    refuse(total < steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
+    what = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"
+    refuse(minibatches is not None and (steps % minibatches or steps <= minibatches), what)
     if batch is not None and batch > (most := min(int(args.buffer_size), total // steps * steps)):
         raise UsageError(f"--batch-size must be at most {most} by --buffer-size and --total-timesteps")
     return total // steps

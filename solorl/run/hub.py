@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from solorl.args.arguments import RunArgs
-from solorl.errors import UsageError, needs_extra
+from solorl.errors import UsageError, needs_extra, refuse
 from solorl.files import near
 from solorl.machine import command_of
 from solorl.run.load import script_of
@@ -40,8 +40,7 @@ class Kept:
             folder = Path(self._pulled[-1].name, "run")
             repo, _, revision = address.removeprefix(PREFIX).partition("@")
             done, said = solo("pull", repo, str(folder), *(["--revision", revision] if revision else []))
-            if not done:
-                raise UsageError(said)
+            refuse(not done, said)
         script_of(folder)
         self._found[address] = folder
         return folder
@@ -73,10 +72,8 @@ def check_upload(args: RunArgs) -> None:
         from huggingface_hub import get_token
     except ImportError:
         raise UsageError(f"{needs_extra('--upload-model', 'hub')}; {without}") from None
-    if not args.save_model:
-        raise UsageError("--upload-model needs a model: leave --no-save-model out")
-    if not get_token():
-        raise UsageError(f"--upload-model needs a token: run `hf auth login`, or set HF_TOKEN; {without}")
+    refuse(not args.save_model, "--upload-model needs a model: leave --no-save-model out")
+    refuse(not get_token(), f"--upload-model needs a token: run `hf auth login`, or set HF_TOKEN; {without}")
 
 
 def upload(run_dir: Path, args: RunArgs, say: Callable[[str], None]) -> None:

@@ -27,7 +27,7 @@ from solorl.envs.ids import is_board
 from solorl.envs.returns import means
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
-from solorl.errors import UsageError, missing_extra
+from solorl.errors import UsageError, missing_extra, refuse
 from solorl.files import is_plain_name, missing
 from solorl.run.evaluation import MakeEnv, Policy, interval, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
@@ -178,8 +178,7 @@ def environment_of(run_dir: Path, trust_script: bool) -> Any:
 
 def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, device: str | None) -> LoadedPolicy:
     copy, original = script_of(Path(run_dir))
-    if original is None and not trust_script:
-        raise UsageError(not_trusted(copy))
+    refuse(original is None and not trust_script, not_trusted(copy))
     found: list[LoadedPolicy] = []
     play = Play(model=model, take=found.append)
     imports = set(re.findall(r"^\s*(?:import|from) (jax|torch)\b", copy.read_text(encoding="utf-8"), flags=re.M))
@@ -191,8 +190,7 @@ def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, devic
         except SystemExit as end:
             said = " ".join(getattr(end, "__notes__", ())) or f"{copy.name} ended before run.close ({end.code})"
             raise UsageError(said) from end
-    if not found:
-        raise UsageError(f"{copy} came to its end without run.close, which hands over the policy")
+    refuse(not found, f"{copy} came to its end without run.close, which hands over the policy")
     return replace(found[-1], score=score_of(Path(run_dir) / model) if model else None)
 
 
@@ -240,8 +238,7 @@ def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> Non
 def script_of(run_dir: Path) -> tuple[Path, Path | None]:
     """The copied script in a run folder, and the file outside of it that may be executed for it, if there is one;
     UsageError if the folder, its config.json or the script is missing, or the folder holds links."""
-    if run_dir.is_file():
-        raise UsageError(f"{run_dir} is a file, but a run is a folder: {run_dir.parent}")
+    refuse(run_dir.is_file(), f"{run_dir} is a file, but a run is a folder: {run_dir.parent}")
     if not run_dir.is_dir():
         raise missing("run folder", run_dir)
     refuse_links(run_dir)

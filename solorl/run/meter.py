@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from solorl.envs.returns import Teams, ended, named, rollout
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 
@@ -56,8 +56,7 @@ class Meter:
         if self.phase < 0:
             self._resumed_at, self._spent = time.perf_counter(), dict.fromkeys(self._spent, 0.0)
         self.phase += 1
-        if self.trained and not over:
-            raise UsageError("a loop came after the last one: those before it say last=False")
+        refuse(self.trained and not over, "a loop came after the last one: those before it say last=False")
         if last and self.phase < self._stopped:
             raise UsageError("the run was started by another script, with another number of loops: start a new run")
         if over or self.phase < self._stopped:

@@ -14,7 +14,7 @@ from solorl.checkpoints.replay import ReplayLog, is_replay
 from solorl.compute.ranks import Ranks
 from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import random_states, set_random_states
-from solorl.errors import UsageError, fitting
+from solorl.errors import UsageError, fitting, refuse
 from solorl.files import near, write_atomically
 from solorl.run.meter import Diverged
 from solorl.runfolder import CHECKPOINTS, MODEL, status_of
@@ -103,12 +103,10 @@ class Checkpoints:
         ranks, which have `num_envs` each. UsageError where the ranks do not fit together."""
         if self.ranks.world_size == 1:
             return restarted
-        if self.replays:
-            raise UsageError("replay buffers are not supported with several ranks")
+        refuse(self.replays, "replay buffers are not supported with several ranks")
         found = self.ranks.everyone((start, restarted))
         starts = [at for at, _ in found]
-        if len(set(starts)) > 1:
-            raise UsageError(f"the ranks do not see the same run folder: they start from {starts}")
+        refuse(len(set(starts)) > 1, f"the ranks do not see the same run folder: they start from {starts}")
         for part in self.parts.values():
             if hasattr(part, "named_parameters"):
                 self.ranks.copy_from_first(part)

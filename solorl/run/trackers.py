@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from solorl.args.arguments import RunArgs
-from solorl.errors import UsageError, needs_extra
+from solorl.errors import needs_extra, refuse
 from solorl.files import sync_file
 from solorl.terminal import warn
 
@@ -153,11 +153,9 @@ def check_wandb(args: RunArgs) -> None:
     if not args.track:
         return
     spec = importlib.util.find_spec("wandb")
-    if spec is None or spec.origin is None:
-        raise UsageError(f"{needs_extra('--track', 'wandb')}; --no-track trains without")
-    if not _has_login():
-        how = "`wandb login` or WANDB_API_KEY; WANDB_MODE=offline needs none"
-        raise UsageError(f"--track needs a login of Weights & Biases: {how}, and --no-track trains without")
+    refuse(spec is None or spec.origin is None, f"{needs_extra('--track', 'wandb')}; --no-track trains without")
+    how = "`wandb login` or WANDB_API_KEY; WANDB_MODE=offline needs none"
+    refuse(not _has_login(), f"--track needs a login of Weights & Biases: {how}, and --no-track trains without")
 
 
 def _has_login() -> bool:

@@ -27,7 +27,7 @@ from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import refuse_statistics
 from solorl.envs.returns import teams_of
 from solorl.envs.vector import VectorEnvs
-from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with
+from solorl.errors import UsageError, fitting, in_one_sentence, missing_extra, quit_with, refuse
 from solorl.files import near
 from solorl.machine import check_replay
 from solorl.run.ending import Ending, Voice
@@ -56,9 +56,8 @@ class Run:
         self.play = play_wanted()  # no training, only this
         with in_one_sentence():
             self.rank, self.world_size = (0, 1) if self.play else from_environment()
-            if self.world_size > 1 and not parallel:
-                what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
-                raise UsageError(f"{what}; start it without torchrun and without --nproc")
+            what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
+            refuse(self.world_size > 1 and not parallel, f"{what}; start it without torchrun and without --nproc")
             # the number of this process among those on its machine is that of its CUDA device
             index = int(os.environ.get("LOCAL_RANK", "0")) if self.world_size > 1 else None
             self.device = choose_device(args, index) if device is None else device

@@ -9,8 +9,14 @@ import numpy as np
 from solorl.lab.results import statistics as st
 from solorl.lab.results.comparison import ALL, AXES, ENOUGH, METRICS, Comparison, grouped
 from solorl.lab.results.result import Result
+from solorl.lab.results.run_folder import thinned
 
 Line = tuple[st.Array, st.Array]  # positions and returns of a run
+# What a critic learns -> the metrics that say it, of which a run has the first one that it logs.
+CRITIC = {
+    "loss": ("losses/qf_loss", "losses/td_loss", "losses/value_loss"),
+    "value": ("losses/q_values", "losses/qf_values", "losses/qf1_values"),
+}
 MOST_CURVES = 4  # methods in one picture
 WINDOW = 10  # bins over which a training curve is averaged, 5 % of a run
 
@@ -91,7 +97,11 @@ def trainings(results: Sequence[Result]) -> dict[tuple[str, str], dict[str, Curv
 def _training(result: Result) -> dict[str, Curve]:
     """The curves of one run."""
     tables = {"training": (result.train, "return"), "length": (result.train, "length")}
-    tables |= {"evaluation": (result.eval, "mean"), **{kind: (of, "mean") for kind, of in result.critic.items()}}
+    tables["evaluation"] = result.eval, "mean"
+    for kind, names in CRITIC.items():
+        for steps, values in [result.curves[name] for name in names if name in result.curves][:1]:
+            rows = sorted(np.stack([steps, steps, values, values], axis=-1).tolist())
+            tables[kind] = thinned(rows, result.global_step), "return"
     found = {}
     for kind, (columns, name) in tables.items():
         if columns.get(AXES["steps"]):

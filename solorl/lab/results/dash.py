@@ -34,7 +34,7 @@ from solorl.lab.results.result import Result, ResultError, reading
 from solorl.lab.results.run_folder import read_run
 from solorl.terminal import duration, plain
 
-FORMAT = 2  # of what is kept
+FORMAT = 3  # of what is kept
 FAR = 0.9  # of the steps that half of its runs have come: a run that has come less far is not in a group's curve
 MOST_FILM = 2**28  # bytes
 FILES = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)
@@ -88,7 +88,7 @@ class Store:
                 state = [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
                 if self.runs.get(name, {}).get("state") != state:
                     last = {key: row[key] for row in runfolder.rows_of(files[-1], -runfolder.TAIL) for key in row}
-                    said = asdict(replace(read_run(run), critic={}))
+                    said = asdict(read_run(run))
                     self.runs[name] = {"state": state, "said": said, "last": last}
                 found = printable(Result(**self.runs[name]["said"]))
         except ResultError as error:

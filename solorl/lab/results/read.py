@@ -36,13 +36,13 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     Returns the results, ordered as found and `named`, and a sentence for each file that could not be read or was left
     out. Of two runs of one method with the same environment and seed the one started last counts. Finds nothing
     silently: a path that does not exist or holds no result is a sentence, too. Runs that have not come to their end
-    are left out unless `unfinished` ones are wanted.
+    are left out unless `unfinished` ones are wanted, as by what draws trainings: then run folders have their `curves`.
     """
     results: list[Result] = []
     sources, problems = _all_places(paths)
     for source in sources:
         try:
-            found = list(map(printable, _read(source)))
+            found = list(map(printable, _read(source, curves=unfinished)))
             if not unfinished and (early := [one for one in found if one.status != "finished"]):
                 raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
             results += found
@@ -109,13 +109,13 @@ def places(path: Path) -> tuple[list[Path], list[str]]:
     return found, problems
 
 
-def _read(source: Path) -> list[Result]:
+def _read(source: Path, curves: bool = False) -> list[Result]:
     """The results in a file or folder that `places` has found. Raises ResultError."""
     if source.suffix in (".npz", ".csv") and source.is_file():
         from solorl.lab.results import paper  # here, because it loads NumPy
 
         return paper.read_scores(source) if source.suffix == ".npz" else paper.read_points(source)
-    return [read_folder(source) if source.is_dir() else read(source)]
+    return [read_folder(source, curves) if source.is_dir() else read(source)]
 
 
 def _natural(path: Path) -> list[Any]:
@@ -123,10 +123,11 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", path.name))]
 
 
-def read_folder(path: Path) -> Result:
-    """The result of a run folder or of a TensorBoard folder. Raises ResultError where it is neither or damaged."""
+def read_folder(path: Path, curves: bool = False) -> Result:
+    """The result of a run folder, on request with its `curves`, or of a TensorBoard folder. Raises ResultError where it
+    is neither or damaged."""
     if (path / runfolder.CONFIG).is_file():
-        return read_run(path)
+        return read_run(path, curves)
     if events := list(path.glob("events.out.tfevents.*")):
         if not all(event.is_file() for event in events):
             raise ResultError(f"{path} cannot be read: its TensorBoard files are not all regular files")

@@ -18,11 +18,12 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from solorl.files import read_regular, write_atomically
+from solorl.lab.results.statistics import Array
 
 FORMAT = 1
 DIGITS = 6  # significant digits of stored numbers
 MOST_BYTES = 2**24  # of a result file, unpacked, and of each JSON file of a run folder
-NOT_STORED = ("source", "method", "critic")
+NOT_STORED = ("source", "method", "curves")
 EVAL_COLUMNS = ("global_step", "wall_time", "mean", "std", "length")
 DECLARED = ("success_rate", "episodic_cost")  # what some environments declare, see `envs.returns`
 TRAIN_COLUMNS = ("global_step", "wall_time", "return", "length", "episodes")
@@ -59,7 +60,8 @@ class Result:
     together: int = 1  # runs trained at once by one process: the time is that of all, the speed that of this one
     parents: list[str] = field(default_factory=list)  # scripts that the script says it comes from, the nearest first
     declared: dict[str, float] = field(default_factory=dict)  # DECLARED of the last evaluation that has them
-    critic: dict[str, Columns] = field(default_factory=dict)  # CRITIC in bins of equal step width; not stored
+    # metric -> (steps, values) of all rows, where they were asked for; not stored
+    curves: dict[str, tuple[Array, Array]] = field(default_factory=dict, compare=False)
     first: bool = False  # whether its variant is the first of the study
     source: str = ""  # where it was read from; not stored
     method: str = ""  # what `named` calls its method; not stored

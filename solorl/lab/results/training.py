@@ -1,8 +1,6 @@
 """One training with all that it has logged, out of a run folder, a TensorBoard folder or a result file."""
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,8 @@ import numpy as np
 
 from solorl import runfolder
 from solorl.lab.results.reference_scores import reference
-from solorl.lab.results.result import Result, reading
-from solorl.lab.results.run_folder import described
+from solorl.lab.results.result import Result
+from solorl.lab.results.run_folder import curves_of, read_run
 from solorl.lab.results.statistics import Array
 
 # Names of Stable-Baselines3 -> ours, which are CleanRL's.
@@ -37,9 +35,8 @@ def real(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Training(Result):
-    """A result with all curves: (steps, values), by the names of our metrics."""
+    """A result with all curves, by the names of our metrics."""
 
-    curves: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     copy: Path | None = None  # the script that ran
     edited: bool = True  # whether it may be another than some version of the library has
 
@@ -96,15 +93,11 @@ class Training(Result):
 
 # ---------------------------------------------------------------------- reading
 def of_run(folder: Path) -> Training:
-    """A run folder, also of a run that has not ended. Raises ResultError where it is damaged."""
-    config = runfolder.config_of(folder)
-    with reading(folder):
-        result = described(folder, config, {"status": "", **runfolder.status_of(folder)})
-        rows = runfolder.read_rows(folder / runfolder.METRICS)[0]
-        curves = _curves((key, row["global_step"], row[key]) for row in rows for key in row if "/" in key)
-    copy, clean = folder / Path(config["script"]).name, not (result.git or {}).get("dirty")
-    edited = not (clean and "algorithms" in Path(str(config.get("script_path", ""))).parts)
-    return Training(**vars(result), curves=curves, copy=copy if copy.is_file() else None, edited=edited)
+    """A run folder, also of a run that has not ended or with damaged rows. Raises ResultError where it is damaged."""
+    result, path = read_run(folder, curves=True, strict=False), runfolder.config_of(folder).get("script_path", "")
+    copy, clean = folder / f"{result.script}.py", not (result.git or {}).get("dirty")
+    edited = not (clean and "algorithms" in Path(str(path)).parts)
+    return Training(**vars(result), copy=copy if copy.is_file() else None, edited=edited)
 
 
 def of_tensorboard(folder: Path) -> Training:
@@ -113,7 +106,7 @@ def of_tensorboard(folder: Path) -> Training:
 
     env_id, name, seed = names_of(folder)
     series = scalars(folder)[0]
-    curves = _curves((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
+    curves = curves_of((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
     if "train/entropy_loss" in curves:
         steps, values = curves["train/entropy_loss"]
         curves["losses/entropy"] = steps, -values
@@ -125,13 +118,4 @@ def of_result(result: Result) -> Training:
     shown = (("charts/episodic_return", result.train, "return"), ("charts/episodic_length", result.train, "length"),
              ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
     points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
-    return Training(**vars(result), curves=_curves(points))
-
-
-def _curves(points: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[Array, Array]]:
-    """Curves out of (name, step, value); what is not a finite number is left out."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for name, step, value in points:
-        if isinstance(value, int | float) and math.isfinite(value):
-            found.setdefault(name, []).append((float(step), float(value)))
-    return {name: (table[:, 0], table[:, 1]) for name, rows in found.items() if (table := np.array(rows)).size}
+    return Training(**vars(replace(result, curves=curves_of(points))))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl import runfolder
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.lab.results.text import table
 from solorl.runfolder import Row
 from solorl.scripts import header_fields
@@ -70,8 +70,7 @@ def facts_of(run_dir: Path) -> Facts:
         raise UsageError(f"{run_dir} has no {runfolder.MODEL} that can be read ({error})") from None
     rows = runfolder.rows_of(run_dir / runfolder.METRICS, key=SCORE)
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
-    if not rows:
-        raise UsageError(f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
+    refuse(not rows, f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
     config = runfolder.config_of(run_dir) | {"args": runfolder.args_of(run_dir)}
     status = str(runfolder.status_of(run_dir).get("status", "unknown")).partition(":")[0]
     return Facts(config, status, rows, model)

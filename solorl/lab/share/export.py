@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from solorl.errors import UsageError, needs_extra
+from solorl.errors import UsageError, needs_extra, refuse
 from solorl.files import write
 from solorl.lab.share import stablehlo
 from solorl.lab.share.stablehlo import Arrays, Compute
@@ -67,14 +67,11 @@ def require_place(path: Path) -> None:
     if path.suffix not in FORMATS:
         kinds = " or ".join(f"in {suffix} ({kind})" for suffix, (kind, *_) in FORMATS.items())
         raise UsageError(f"solo export writes a file whose name ends {kinds}, as in policy.onnx")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"the folder {path.resolve().parent} does not exist")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file in it: {path / f'policy{path.suffix}'}")
+    refuse(not path.resolve().parent.is_dir(), f"the folder {path.resolve().parent} does not exist")
+    refuse(path.is_dir(), f"{path} is a folder; name a file in it: {path / f'policy{path.suffix}'}")
     _, packages, extra = FORMATS[path.suffix]
     for name in packages:
-        if find_spec(name) is None:
-            raise UsageError(needs_extra(f"solo export, which needs {name},", extra))
+        refuse(find_spec(name) is None, needs_extra(f"solo export, which needs {name},", extra))
 
 
 # ---------------------------------------------------------------------- observations
@@ -102,8 +99,7 @@ def observations(loaded: LoadedPolicy) -> tuple[Arrays, dict[str, int]]:
 def played(loaded: LoadedPolicy, count: int) -> Iterator[dict[str, Any]]:
     """What the policy is given in each of `count` steps of its own games, by the names of its parameters."""
     act, known = loaded.policy, inspect.signature(loaded.policy).parameters
-    if "action_mask" in known:
-        raise UsageError("the policy takes action_mask, which an exported one cannot")
+    refuse("action_mask" in known, "the policy takes action_mask, which an exported one cannot")
     together = "num_envs" in inspect.signature(loaded.maker).parameters  # it makes vector environments
     env = loaded.make_env(num_envs=1) if together else loaded.make_env()
     state, first, obs = None, True, env.reset(seed=FIRST_SEED)[0]

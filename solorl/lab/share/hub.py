@@ -17,7 +17,7 @@ from typing import Any
 
 from solorl import runfolder
 from solorl.args.arguments import RunArgs
-from solorl.errors import UsageError, needs_extra, reason, told
+from solorl.errors import UsageError, needs_extra, reason, refuse, told
 from solorl.files import remove_old, sha256
 from solorl.lab.share.card import Facts, card, facts_of
 from solorl.machine import command_of
@@ -83,9 +83,8 @@ def _check_name(repo: str) -> None:
         validate_repo_id(repo)
     except HFValidationError:
         repo = ""
-    if repo.count("/") != 1:
-        signs = "letters, digits, `-`, `_` and `.`"
-        raise UsageError(f"a repository is named USER/NAME ({signs}), as in me/ppo-CartPole-v1")
+    signs = "letters, digits, `-`, `_` and `.`"
+    refuse(repo.count("/") != 1, f"a repository is named USER/NAME ({signs}), as in me/ppo-CartPole-v1")
 
 
 # ---------------------------------------------------------------------- push
@@ -122,8 +121,7 @@ def _full_name(api: Any, name: str) -> str:
     """USER/NAME; a name alone is of the account. UsageError where there is no token, or the hub does not know it."""
     from huggingface_hub import get_token
 
-    if not get_token():
-        raise UsageError("no Hugging Face token found: run `hf auth login`, or set HF_TOKEN")
+    refuse(not get_token(), "no Hugging Face token found: run `hf auth login`, or set HF_TOKEN")
     try:
         user = str(api.whoami()["name"])
     except Exception as error:
@@ -199,8 +197,7 @@ def _may_be_script(path: str) -> bool:
 def pull(repo: str, folder: Path, revision: str | None = None, max_size: float = MAX_SIZE) -> str:
     """Make `folder` a copy of a run on the hub, as it is at `revision` (default: the newest commit); returns the
     commit, which the folder's hub.json has, too. UsageError, and no folder, where that cannot be done."""
-    if folder.is_symlink() or folder.exists():
-        raise UsageError(f"{folder} exists already: name another folder")
+    refuse(folder.is_symlink() or folder.exists(), f"{folder} exists already: name another folder")
     api = _api()
     _check_name(repo)
     return _pull(api, repo, folder, _commit_of(api, repo, revision), max_size)
@@ -233,8 +230,7 @@ def _commit_of(api: Any, repo: str, revision: str | None) -> str:
     """The hash of the commit that a branch, a tag, or the beginning of a hash names now."""
     with told(f"{repo}{f' at {revision}' if revision else ''} cannot be pulled", _why):
         commit = str(api.model_info(repo, revision=revision).sha)
-        if not COMMIT.fullmatch(commit):
-            raise UsageError(f"the hub names no commit of {repo}")
+        refuse(not COMMIT.fullmatch(commit), f"the hub names no commit of {repo}")
         return commit
 
 
@@ -268,8 +264,7 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
             (getattr(entry, "size", None) is None, "is not a plain file"),  # a folder, a link, a submodule
             (path not in ALLOWED and not _may_be_script(path), "is not a file of a run"),
         ):
-            if wrong:
-                raise UsageError(f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
+            refuse(wrong, f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
     missing = {runfolder.CONFIG, runfolder.MODEL} - {entry.path for entry in entries}
     if missing or len(scripts) != 1:
         what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"

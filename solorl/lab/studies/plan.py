@@ -20,7 +20,7 @@ from typing import Any
 
 from solorl.catalog.header import fields_of, find_path, parse_source
 from solorl.envs.ids import check_env_id_of
-from solorl.errors import UsageError, denied, did_you_mean, told
+from solorl.errors import UsageError, denied, did_you_mean, refuse, told
 from solorl.files import expanded, missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
@@ -57,8 +57,7 @@ def table_flags(table: Any, where: str) -> Flags:
     """A TOML table `{learning-rate = 1e-3, anneal-lr = false}` or a list of words as Flags; else UsageError."""
     if isinstance(table, list) and all(isinstance(word, str) for word in table):
         return parse_flags(table)
-    if not isinstance(table, dict):
-        raise UsageError(f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
+    refuse(not isinstance(table, dict), f"{where} must be a table such as {{learning-rate = 1e-3}} or a list of words")
     return merge(*(as_flag(name.removeprefix("--"), value, where) for name, value in table.items()))
 
 
@@ -215,8 +214,7 @@ def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None, python: str) -> list[Task]:
     where = f"a [[job]] of {path}"
     refuse_unknown(job, JOB_KEYS, where)
-    if ("script" in job) == ("scripts" in job):
-        raise UsageError(f"{where} must have script or scripts, and not both")
+    refuse(("script" in job) == ("scripts" in job), f"{where} must have script or scripts, and not both")
     names = texts(job, "scripts" if "scripts" in job else "script", where)
     scripts = [load_script(name, path.parent) for name in dict.fromkeys(names)]
     own = job.get("python", "")
@@ -276,8 +274,7 @@ def texts(table: dict[str, Any], key: str, where: str) -> list[str]:
 
 def need(right: object, what: str, such: str, value: object) -> None:
     """UsageError unless a value is right."""
-    if not right:
-        raise UsageError(f"{what} must be {such}, not {shown(value)}")
+    refuse(not right, f"{what} must be {such}, not {shown(value)}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from solorl.args.command_line import whole_number
 from solorl.catalog.header import fields_of, parse_source, read_source
-from solorl.errors import UsageError, told
+from solorl.errors import UsageError, refuse, told
 from solorl.lab.studies.plan import Script, read_toml
 from solorl.scripts import in_catalogue, spaces_folder
 
@@ -76,9 +76,8 @@ def space_of(script: Script) -> Space:
     shipped = spaces_folder() / f"{script.path.stem.removesuffix('_jax')}.toml"
     if not space and in_catalogue(script.path) and shipped.is_file():
         return space_from_file(shipped, script)
-    if not space:
-        lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
-        raise UsageError(f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")
+    lacks = f"{script.path.name} has no field with `[tune: log 1e-5..1e-2]` in its comment"
+    refuse(not space, f"{lacks}; use --space FILE.toml (`solo tune --help` shows one)")
     return space
 
 
@@ -94,7 +93,6 @@ def space_from_file(path: Path, script: Script) -> Space:
             space[name] = parse_space(text, where, ast.unparse(item.annotation) if item else "")
         else:
             raise UsageError(f'{where} must be a text such as "log 1e-5..1e-2" or a list of values')
-    if not space:
-        raise UsageError(f"{path} names no parameter")
+    refuse(not space, f"{path} names no parameter")
     script.check({f"--{name}": () for name in space})
     return space

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl import __version__
-from solorl.errors import UsageError, denied, did_you_mean, told
+from solorl.errors import UsageError, denied, did_you_mean, refuse, told
 from solorl.lab.studies.lease import holder, is_fresh
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Storage, open_storage, read_object
@@ -105,9 +105,8 @@ class Study:
     def check_package(self) -> None:
         """UsageError unless the package here is the one that made the plan."""
         ours, theirs = (f"{each['version']} ({each['sha256'][:8]})" for each in (installed(), self.package))
-        if ours != theirs:
-            how = "install the same one, in an image by building it again, or write the plan again with `solo bench`"
-            raise UsageError(f"solorl {ours} of this machine is not the {theirs} of the plan; {how} of this one")
+        how = "install the same one, in an image by building it again, or write the plan again with `solo bench`"
+        refuse(ours != theirs, f"solorl {ours} of this machine is not the {theirs} of the plan; {how} of this one")
 
     # ------------------------------------------------------------------ what became of the tasks
     def ids(self, kind: str = "results") -> set[str]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from solorl import signals
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.files import sha256, shown
 from solorl.lab.studies.lease import Leases
 from solorl.lab.studies.mirror import Mirror
@@ -221,8 +221,7 @@ class Pool:
         cards, mine, most = visible_gpus(), own_cores(), {}
         for name, count in (("cores", len(mine)), ("gpus", len(cards))):
             most[name] = max((getattr(task.resources, name) for task in self.tasks), default=0)
-            if most[name] > count:
-                raise UsageError(f"a task wants {most[name]} {name}, but this machine has {count}: --{name}")
+            refuse(most[name] > count, f"a task wants {most[name]} {name}, but this machine has {count}: --{name}")
         each = max(1, most["gpus"])
         groups = [",".join(cards[i : i + each]) for i in range(0, len(cards) - each + 1, each)]
         fit = min(len(mine) // max(1, most["cores"]), len(groups) if most["gpus"] else MOST)

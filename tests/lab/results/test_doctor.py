@@ -224,6 +224,18 @@ def test_a_run_folder_is_read_while_it_trains(tmp_path):
     assert run.copy == tmp_path / "run" / "ppo.py"
 
 
+def test_a_damaged_run_is_examined_and_not_drawn(solo, tmp_path):
+    """A damaged row is left out, and there may be no status."""
+    folder = a_run(tmp_path / "run", ROWS)
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(b'{"losses/approx_kl": \xff\n')
+    (folder / "status.json").unlink()
+    run = of_run(folder)
+    assert len(run.curves["losses/approx_kl"][0]) == 50 and run.status == ""
+    assert solo("doctor", folder)[0] == 0
+    refused(solo("plot", folder, "--out", tmp_path / "curve.png"), "nothing to draw", "cannot be read")
+
+
 def test_seeds_share_a_method(tmp_path):
     runs = [of_run(a_run(tmp_path / f"{i}", ROWS, seed=i, runs_dir=f"{i}")) for i in range(2)]
     other = of_run(a_run(tmp_path / "other", ROWS, learning_rate=0.1))

@@ -1,5 +1,6 @@
 """`solo plot`: what the axes of the picture hold is what the rows of the runs say."""
 
+import gzip
 import json
 
 import numpy as np
@@ -173,11 +174,20 @@ def test_the_critic_is_known_by_its_metrics(plot, tmp_path, losses, loss, value)
     assert labels(lower.get_legend()) == wanted
 
 
+def test_many_rows_of_losses_are_drawn_as_means(plot, tmp_path):
+    run = a_run(tmp_path / "run")
+    rows = [{"global_step": step, "wall_time": 1.0, "losses/q_values": float(step)} for step in range(1, 401)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, (lower, _) = plot(run)
+    assert lines(lower) == [[(step, step - 0.5) for step in range(2, 401, 2)]]  # 200 bins of two rows
+
+
 def test_losses_are_not_stored_in_result_files(plot, tmp_path):
     """So that these stay as small and as equal as they are."""
-    [result] = read_all([a_run(tmp_path / "run", losses=DQN)])[0]
+    [result] = read_all([a_run(tmp_path / "run", losses=DQN)], unfinished=True)[0]
     path = results.write(result, tmp_path / "results")
-    assert result.critic["loss"]["mean"] == [1.0, 2.0, 3.0, 4.0] and results.read(path).critic == {}
+    assert result.curves["losses/td_loss"][1].tolist() == [1.0, 2.0, 3.0, 4.0] and results.read(path).curves == {}
+    assert "losses" not in gzip.decompress(path.read_bytes()).decode()
     (upper, _), (lower, _) = plot(path)
     assert len(upper.lines) == 2 and not lower.lines
 

@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from solorl.errors import UsageError, told
+from solorl.errors import refuse, told
 from solorl.lab.studies.engines import Job
 
 OPTIONS = ("queue", "definition", "region", "endpoint_url")
@@ -28,11 +28,9 @@ def why(error: BaseException) -> str:
 
 def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
     """See `solorl.lab.studies.engines`."""
-    if not job.where.startswith("s3://"):
-        raise UsageError(f"the engine aws needs --storage s3://BUCKET/STUDY, not {job.where}")
+    refuse(not job.where.startswith("s3://"), f"the engine aws needs --storage s3://BUCKET/STUDY, not {job.where}")
     for name in ("queue", "definition"):
-        if not options.get(name):
-            raise UsageError(f"the engine aws needs the name of a job {name}: --engine-option {name}=NAME")
+        refuse(not options.get(name), f"the engine aws needs the name of a job {name}: --engine-option {name}=NAME")
     wanted = {"VCPU": job.resources.cores, "MEMORY": -(-job.resources.memory * 10**6 // 2**20) or MEMORY}
     wanted |= {"GPU": job.resources.gpus} if job.resources.gpus else {}
     amounts = [{"type": kind, "value": str(value)} for kind, value in wanted.items()]
