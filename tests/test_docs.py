@@ -28,7 +28,7 @@ from tools.claims import PROVIDERS
 from tools.source import code_lines
 
 LOG = sorted((ROOT / "docs/log").glob("20*.md"))  # a page for each day, which stays as it was written
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md"))]
 PAGES += [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in LOG]
 OWN_PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))  # of the algorithm files
 PAGES += [ROOT / "algorithms/README.md", *sorted((ROOT / "algorithms").glob("*/README.md"))]
