@@ -34,7 +34,7 @@ FLAGS = {
     "ppo_rnd_envpool": "--env-id Catch-v5 --num-envs 2 --num-steps 32 --num-minibatches 2 --total-timesteps 256 "
     "--warmup-rollouts 1 --learning-rate 0.001",
     "ppo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
-    "ppo_continuous_action_batched": "--env-id simulators:SavedAim-v0 --num-envs 16 --total-timesteps 768",
+    "ppo_continuous_action_batched": "--env-id simulators:SavedAim-v0 --num-envs 16 --total-timesteps 1536",
     "ppo_lagrangian": "--env-id probes_cost:Temptation-v0 --num-steps 256 --total-timesteps 768 --multiplier-init 1",
     "rpo_continuous_action": "--env-id Pendulum-v1 --num-steps 256 --total-timesteps 768",
     "ppo_atari": f"--env-id pixel_probe:Catch-v0 {PIXELS}",

@@ -33,15 +33,15 @@ from solorl import Run, RunArgs, parse
 class Args(RunArgs):
     env_kind = "batched"  # simulators that step batches of tensors
     env_id: str = "games/TensorPendulum-v0"  # id of the simulator, one of your own: module:Name-v0
-    total_timesteps: int = 100_000  # environment steps, summed over environments
+    total_timesteps: int = 200_000  # environment steps, summed over environments
     num_envs: int = 64  # environments stepped in parallel
-    num_steps: int = 16  # length of a rollout in each environment
-    num_minibatches: int = 2  # minibatches per epoch
-    update_epochs: int = 4  # epochs per rollout
-    learning_rate: float = 1e-3  # learning rate of Adam
+    num_steps: int = 32  # length of a rollout in each environment
+    num_minibatches: int = 16  # minibatches per epoch
+    update_epochs: int = 10  # epochs per rollout
+    learning_rate: float = 3e-4  # learning rate of Adam
     anneal_lr: bool = False  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 1.0  # clip the global norm of the gradient; inf: do not clip
-    gamma: float = 0.99  # discount factor, from 0 to 1
+    gamma: float = 0.95  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # epsilon of Eq. 7

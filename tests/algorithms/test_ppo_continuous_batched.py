@@ -9,7 +9,7 @@ PPO = definitions("ppo_continuous_action_batched")
 PARENT = definitions("ppo_continuous_action")
 SMALL = (
     "--env-id simulators:SavedAim-v0 --num-envs 6 --num-steps 8 --total-timesteps 192 --num-minibatches 2 "
-    "--eval-episodes 2 --learning-rate 0.01"
+    "--eval-episodes 2 --learning-rate 0.01 --gamma 0.99 --update-epochs 4"
 ).split()
 
 
@@ -162,5 +162,6 @@ def test_a_simulator_that_does_not_fit_is_one_sentence(env_id, sentence, train):
 def test_learns_where_to_aim(train):
     """The best return is 5, that of actions 0 is about 3."""
     flags = "--num-envs 32 --num-steps 16 --total-timesteps 10240 --gamma 0 --std-init 0.5 --learning-rate 0.002"
+    flags += " --num-minibatches 2 --update-epochs 4"
     v = train("ppo_continuous_action_batched", *SMALL[:2], *flags.split(), "--log-every", 5000)
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > 4.6
