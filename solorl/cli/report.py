@@ -13,8 +13,7 @@ from solorl.files import shown, write
 from solorl.terminal import aligned
 
 PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these;
-scores as rliable takes them, in a file .npz; a table of environment, method, seed, step, return, in a file .csv (with
---against: folders of result files, default benchmark/results)"""
+scores as rliable takes them, in a file .npz; a table of environment, method, seed, step, return, in a file .csv"""
 
 
 def parser() -> Parser:
@@ -35,22 +34,18 @@ def parser() -> Parser:
     add("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
     add("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
     add("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
-    add("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
 
 
 def check_flags(args: Namespace) -> None:
     """Refuse combinations of flags that mean nothing."""
-    chosen, writes = args.env_ids or args.methods, args.markdown or args.out
     for wrong, why in (
         (bool(args.markdown) != bool(args.marker), "--markdown FILE and --marker NAME go together"),
         (args.check and not args.markdown, "--check needs --markdown FILE and --marker NAME"),
-        (args.against and writes, "--against prints its table; it goes with neither --markdown nor --out"),
-        (args.against and chosen, "--against compares all there is; it goes with neither --env-ids nor --methods"),
     ):
         if wrong:
             raise UsageError(f"solo report: {why}")
-    if not args.paths and not args.against:
+    if not args.paths:
         raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
 
 
@@ -58,10 +53,6 @@ def main(argv: Sequence[str]) -> int:
     """Report on runs; UsageError where nothing can be read or the flags do not fit together."""
     args = parser().parse(argv)
     check_flags(args)
-    if args.against:
-        from solorl.cli import regression
-
-        return regression.run(args.against, args.paths or [Path("benchmark/results")], args.metric or "eval")
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
     from solorl.lab.results import text
     from solorl.lab.results.read import read_all
