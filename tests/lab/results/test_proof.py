@@ -21,6 +21,7 @@ from solorl.scripts import script_paths
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import collect
+import pages
 import proof
 
 import zoo
@@ -246,15 +247,30 @@ def test_every_entry_of_the_zoo_plays(name, solo):
 
 
 # ---------------------------------------------------------------------- pages of results
-def test_no_page_has_a_table_of_one_seed_each(tmp_path, solo):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- m -->\n<!-- /m -->\n")
-    words = ("report", tmp_path / "data", "--markdown", page, "--marker", "m")
+def test_a_table_is_that_of_the_report_with_a_link_to_its_data(tmp_path):
+    """Words of `solo report` choose what is in it."""
+    data, page = tmp_path / "some data", str(tmp_path / "docs/page.md")
+    for seed in range(1, 5):
+        made(data, "ppo", "CartPole-v1", seed, score=100.0 + seed)
+        made(data, "dqn", "CartPole-v1", seed, score=200.0 + seed)
+        made(data, "dqn", "Acrobot-v1", seed)
+    whole = pages.table(page, f"'{data}'")
+    assert "| CartPole-v1 | dqn | 4 | 202.5 [" in whole and "| Acrobot-v1 | dqn | 4 |" in whole
+    assert whole.endswith(" Every run: [../some data](../some%20data).\n")
+    some = pages.table(page, f"'{data}' --env-ids CartPole-v1 --methods ppo dqn")
+    assert some.startswith("\n**dqn is better than ppo; P(improvement) = 1.00") and "Acrobot" not in some
+    rows = [line.split(" | ")[1] for line in some.splitlines() if line.startswith("| CartPole")]
+    assert rows == ["ppo", "dqn"]
+
+
+def test_no_page_has_a_table_of_one_seed_each(tmp_path):
+    page = str(tmp_path / "page.md")
     for script in ("dqn", "c51"):
         made(tmp_path / "data", script, "CartPole-v1", 1)
-    assert solo(*words)[0] == 0
-    assert "No row yet: one seed each of dqn, c51. Every run: [data](data)." in page.read_text()
-    assert "|" not in page.read_text()
+    assert pages.table(page, str(tmp_path / "data")) == (
+        "\nNo row yet: one seed each of dqn, c51. Every run: [data](data).\n"
+    )
     made(tmp_path / "data", "dqn", "CartPole-v1", 2)
-    assert solo(*words)[0] == 0
-    assert "| CartPole-v1 | dqn | 2 |" in page.read_text() and "| CartPole-v1 | c51 | 1 |" in page.read_text()
+    pages.read.cache_clear()
+    text = pages.table(page, str(tmp_path / "data"))
+    assert "| CartPole-v1 | dqn | 2 |" in text and "| CartPole-v1 | c51 | 1 |" in text

@@ -644,38 +644,15 @@ def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
     assert re.search(r"CartPole-v1 +new +3 +300\.0 \(200\.0 to 400\.0\)", out)
 
 
-# ---------------------------------------------------------------------- tables in other files
-def test_markdown_between_markers(solo, folder, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("before\n<!-- table -->\n<!-- /table -->\nafter\n")
-    command = ("report", folder, "--baseline", "old", "--markdown", page, "--marker", "table")
-    assert solo(*command, "--check") == (1, f"{page}: table is stale\n", "")
-    assert page.read_text() == "before\n<!-- table -->\n<!-- /table -->\nafter\n"
-    assert solo(*command)[0] == 0
-    text = page.read_text()
-    assert text.startswith("before\n<!-- table -->\n\n**new against old") and text.endswith(
-        "\n<!-- /table -->\nafter\n"
-    )
-    assert "| CartPole-v1 | new | 4 | 350.0 [" in text
-    link = re.search(r"Every run: \[(.*)\]\(\1\)\.", text)[1]
-    assert (tmp_path / link).resolve() == folder.resolve()
-    assert solo(*command) == (0, f"{page}: table was up to date\n", "")
-    assert page.read_text() == text
-    assert solo(*command, "--check") == (0, f"{page}: table is up to date\n", "")
-    page.write_text(text.replace("350.0 [", "360.0 ["))
-    assert solo(*command, "--check")[0] == 1
-    assert not (tmp_path / "report").exists()
-
-
-def test_only_some_environments_and_methods(solo, folder, tmp_path):
+def test_only_some_environments_and_methods(solo, folder, tmp_path, monkeypatch):
     """The first method named is the one compared with."""
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    command = ("report", folder, "--markdown", page, "--marker", "table")
+    monkeypatch.setattr(figures, "_write", written)
+    command, page = ("report", folder, "--out", tmp_path), tmp_path / "report.md"
     assert solo(*command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
     assert "**new is better than old" in page.read_text() and "Acrobot" not in page.read_text()
     assert solo(*command, "--methods", "new")[0] == 0
-    rows = [line.split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    table = page.read_text().partition("## Results")[2].partition("## All")[0]
+    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| ")][2:]
     assert sorted(rows) == [["| Acrobot-v1", "new"], ["| CartPole-v1", "new"]]
     apart = made({("CartPole-v1", "old"): [1.0], ("Acrobot-v1", "new"): [2.0]})
     with pytest.raises(UsageError, match="new has no result on CartPole-v1"):
@@ -714,16 +691,6 @@ def test_what_a_picture_of_curves_is_known_by():
     assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
 
 
-@pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
-                                  "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
-def test_missing_markers_are_said(solo, folder, tmp_path, text):
-    page = tmp_path / "README.md"
-    page.write_text(text)
-    result = solo("report", folder, "--markdown", page, "--marker", "table")
-    refused(result, "must have the line <!-- table --> once and <!-- /table --> below it")
-    assert page.read_text() == text
-
-
 # ---------------------------------------------------------------------- mistakes
 @pytest.mark.parametrize(
     ("words", "sentence"),
@@ -736,9 +703,6 @@ def test_missing_markers_are_said(solo, folder, tmp_path, text):
         (["F", "--methods", "old", "xyz"], "no result is of method xyz; there is new, old"),
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
-        (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
-        (["F", "--check"], "--check needs --markdown FILE"),
-        (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
         (["F", "--out", "/dev/null/x"], "/dev/null/x cannot be written"),
     ],
 )
