@@ -19,7 +19,6 @@ from solorl.catalog.header import scripts
 from solorl.cli.listing import times
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
-from solorl.lab.results import figures
 from solorl.lab.results.read import read_all
 from tools import budget
 
@@ -350,8 +349,8 @@ if __name__ == "__main__":
     for (page, marker), block in (made | {name: make() for name, make in blocks().items()} | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in (curves() | families()).items():
-        if not figures.shows(path, shown):
-            figures.write_curves(comparison, shown, path, ("png", "pdf")[: 1 + (path.parent.name == "results")])
+        if not pages.shows(path, shown):
+            pages.draw(comparison, shown, path, pdf=path.parent.name == "results")
     for script in scripts():
         page = ROOT / f"docs/algorithms/{script.name}.md"
         page.write_text(importlib.import_module("uses").with_uses(with_results(page.read_text(), script), script))

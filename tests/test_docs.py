@@ -22,7 +22,6 @@ from conftest import ROOT, documented_keys, environment, section
 from solorl import __version__, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog.header import definitions, fields_of
-from solorl.lab.results import figures
 from solorl.lab.studies import plan
 from tools.claims import PROVIDERS
 from tools.source import code_lines
@@ -207,7 +206,7 @@ def test_curves_are_those_of_the_data():
     curves = RESULTS["curves"]()
     assert curves.keys() == set((ROOT / "docs/curves").iterdir())
     for path, (_, shown) in curves.items():
-        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        assert RESULTS["pages"].shows(path, shown), f"{path.name}: run python docs/results.py"
         methods = {method for _, method in shown}
         assert len(methods) <= 4 and path.stem in {method.split()[0] for method in methods}
 
@@ -215,7 +214,7 @@ def test_curves_are_those_of_the_data():
 @pytest.mark.slow
 def test_every_family_has_a_picture_of_several_methods():
     for path, (_, shown) in RESULTS["families"]().items():
-        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        assert RESULTS["pages"].shows(path, shown), f"{path.name}: run python docs/results.py"
         assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
         assert f"]({path.name})" in path.with_suffix(".md").read_text() and len({method for _, method in shown}) > 1
 

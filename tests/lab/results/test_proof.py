@@ -10,10 +10,13 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+import test_report
 from conftest import ROOT
 
 from solorl import trust
 from solorl.catalog.header import scripts
+from solorl.lab.results import comparison
+from solorl.lab.results import curves as cv
 from solorl.lab.results import result as results
 from solorl.lab.results.read import read_folder
 from solorl.lab.results.result import Result
@@ -274,3 +277,35 @@ def test_no_page_has_a_table_of_one_seed_each(tmp_path):
     pages.read.cache_clear()
     text = pages.table(page, str(tmp_path / "data"))
     assert "| CartPole-v1 | dqn | 2 |" in text and "| CartPole-v1 | c51 | 1 |" in text
+
+
+def test_a_picture_of_curves_says_what_it_shows(tmp_path):
+    """So that the builder of the pages draws it again where its curves have changed, and only then."""
+    picture = tmp_path / "new.png"
+    compared = comparison.compare(test_report.made(), baseline="old")
+    curves = cv.curves(compared, "eval", "steps")
+    assert not pages.shows(picture, curves)
+    pages.draw(compared, curves, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".pdf").exists()
+    assert pages.shows(picture, curves)
+    key = next(iter(curves))
+    assert not pages.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
+    picture.write_bytes(b"no picture")
+    assert not pages.shows(picture, curves)
+    with pytest.raises(AssertionError, match="no curve to draw"):
+        pages.draw(compared, {}, picture)
+
+
+def test_what_a_picture_of_curves_is_known_by():
+    """Other names or another band make another picture, the last bits of a line do not."""
+    curves = cv.curves(comparison.compare(test_report.made()), "eval", "steps")
+    names = list(curves)
+    some = {name: curves[name] for name in names[:2]}
+    renamed = dict(zip(names[1::-1], some.values(), strict=True))
+    assert pages.fingerprint(some) != pages.fingerprint(renamed)
+    moved = replace(curves[names[0]], band=curves[names[0]].band + 1)
+    assert pages.fingerprint(some) != pages.fingerprint(some | {names[0]: moved})
+    ranged = replace(curves[names[0]], kind="range")
+    assert pages.fingerprint(some) != pages.fingerprint(some | {names[0]: ranged})
+    nudged = replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
+    assert pages.fingerprint(some) == pages.fingerprint(some | {names[0]: nudged})

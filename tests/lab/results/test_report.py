@@ -659,38 +659,6 @@ def test_only_some_environments_and_methods(solo, folder, tmp_path, monkeypatch)
         comparison.only(apart, ["CartPole-v1"], ["new"])
 
 
-def test_a_picture_of_curves_says_what_it_shows(folder, tmp_path):
-    """So that the builder of the pages draws it again where its curves have changed, and only then."""
-    picture = tmp_path / "new.png"
-    compared = comparison.compare(read_all([folder])[0], baseline="old")
-    curves = cv.curves(compared, "eval", "steps")
-    assert not figures.shows(picture, curves)
-    figures.write_curves(compared, curves, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
-    assert figures.shows(picture, curves)
-    key = next(iter(curves))
-    assert not figures.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
-    picture.write_bytes(b"no picture")
-    assert not figures.shows(picture, curves)
-    with pytest.raises(UsageError, match="no curve to draw"):
-        figures.write_curves(compared, {}, picture)
-
-
-def test_what_a_picture_of_curves_is_known_by():
-    """Other names or another band make another picture, the last bits of a line do not."""
-    curves = cv.curves(comparison.compare(made()), "eval", "steps")
-    names = list(curves)
-    some = {name: curves[name] for name in names[:2]}
-    renamed = dict(zip(names[1::-1], some.values(), strict=True))
-    assert figures.fingerprint(some) != figures.fingerprint(renamed)
-    moved = replace(curves[names[0]], band=curves[names[0]].band + 1)
-    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: moved})
-    ranged = replace(curves[names[0]], kind="range")
-    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: ranged})
-    nudged = replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
-    assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
-
-
 # ---------------------------------------------------------------------- mistakes
 @pytest.mark.parametrize(
     ("words", "sentence"),
