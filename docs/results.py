@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from solorl.catalog.header import scripts
-from solorl.cli.listing import times
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results.read import read_all
@@ -24,6 +23,7 @@ from tools import budget
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
+import core_hours  # noqa: E402
 import pages  # noqa: E402
 
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
@@ -308,18 +308,12 @@ def put(page, marker, block):
     path.write_text(pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", before))
 
 
-@lru_cache
-def core_hours():
-    """Script -> core-hours of a training with its defaults, by `solo list --times`."""
-    return {name: hours.replace("-", "not measured") for name, _, _, hours, _ in times(scripts())[1:]}
-
-
 def with_sizes(page, script):
     """The family's page with the size of the script's diff and its core-hours in the last two columns of its row."""
     names = "` and `".join(script.parents)
     size = f"{budget.measure(script)[0]} of `{names}`" if names else relatives(script.relatives)
     row = re.compile(rf"^(\| \[`{script.path.name}`\]\(.*?\) \|(?: [^|]* \|){{2}}) [^|]* \| [^|]* \|$", re.MULTILINE)
-    page, rows = row.subn(lambda match: f"{match[1]} {size} | {core_hours()[script.name]} |", page, count=1)
+    page, rows = row.subn(lambda match: f"{match[1]} {size} | {core_hours.of_defaults()[script.name]} |", page, count=1)
     if not rows:
         sys.exit(f"the page of the family of {script.path.name} has no row for it")
     return page

@@ -24,6 +24,7 @@ from solorl.scripts import script_paths
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import collect
+import core_hours
 import pages
 import proof
 
@@ -250,6 +251,24 @@ def test_every_entry_of_the_zoo_plays(name, solo):
 
 
 # ---------------------------------------------------------------------- pages of results
+def test_core_hours_are_those_of_the_defaults(tmp_path):
+    """The median over the runs without a variant on the default environment, of as many steps as the default."""
+    for seed, sps in enumerate((500.0, 1000.0, 4000.0)):
+        made(tmp_path, "ppo", "CartPole-v1", seed, sps=sps, machine={"cores": 4})
+    made(tmp_path, "ppo", "Acrobot-v1", 1, sps=1.0)
+    made(tmp_path, "ppo", "CartPole-v1", 7, "variant", sps=1.0)
+    made(tmp_path, "dqn", "CartPole-v1", 1)
+    ppo = next(script for script in scripts() if script.name == "ppo")
+    assert core_hours.default_budget(ppo) == ("CartPole-v1", 500_000)
+    hours = core_hours.of_defaults(tmp_path)
+    assert hours == {script.name: "not measured" for script in scripts()} | {"ppo": "0.14"}
+
+
+def test_runs_trained_together_use_all_cores_they_had():
+    assert core_hours.core_seconds(Result("E-v0", "a", 1, sps=10.0, together=10, machine={"cores": 2})) == 0.02
+    assert core_hours.core_seconds(Result("E-v0", "a", 1, sps=10.0, args={"threads": 3}, machine={"cores": 4})) == 0.3
+
+
 def test_a_table_is_that_of_the_report_with_a_link_to_its_data(tmp_path):
     """Words of `solo report` choose what is in it."""
     data, page = tmp_path / "some data", str(tmp_path / "docs/page.md")
