@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from core_hours import cores
 
 from solorl.catalog.header import Script
-from solorl.cli.listing import cores
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import statistics as st
 from solorl.lab.results import text

@@ -8,7 +8,6 @@ python docs/results.py
 import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -17,15 +16,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from solorl.catalog.header import scripts
-from solorl.cli.listing import times
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
-from solorl.lab.results import figures
 from solorl.lab.results.read import read_all
 from tools import budget
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "docs")]
+import core_hours  # noqa: E402
+import pages  # noqa: E402
+
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation language planning".split()
 LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
@@ -137,11 +137,6 @@ MOST_TASKS, MOST_METHODS = 6, 7  # in the picture of a family
 
 
 REPORT = ["report", CLASSIC, "--out", "benchmark/reports/classic", "--title", "PPO, here and in Stable-Baselines3"]
-
-
-def words(page, marker, report):
-    """The command line of one of TABLES, after `solo`."""
-    return ["report", *shlex.split(report), "--markdown", page, "--marker", marker]
 
 
 def speed(module, data):
@@ -297,7 +292,7 @@ def curves():
 
 
 def blocks():
-    """(page, marker) -> the function that makes the text, of all parts that are not made by `solo report`."""
+    """(page, marker) -> the function that makes the text, of all parts except TABLES."""
     made = {(page, marker): partial(speed, module, data) for page, marker, module, data in SPEEDS}
     made |= {(log, "measured"): partial(measured, log) for log in LOGS}
     return {(ALGORITHMS, "algorithms"): algorithms, (DQN, "qdagger"): qdagger, **made}
@@ -308,14 +303,9 @@ def put(page, marker, block):
     path = ROOT / page
     before = path.read_text()
     pattern = re.compile(f"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)", re.DOTALL)
-    assert len(pattern.findall(before)) == 1, f"{page} must have the line <!-- {marker} --> once, its end below it"
+    once = len(pattern.findall(before)) == before.count(f"<!-- {marker} -->") == 1
+    assert once, f"{page} must have the line <!-- {marker} --> once, its end below it"
     path.write_text(pattern.sub(lambda match: f"{match[1]}{block}\n{match[2]}", before))
-
-
-@lru_cache
-def core_hours():
-    """Script -> core-hours of a training with its defaults, by `solo list --times`."""
-    return {name: hours.replace("-", "not measured") for name, _, _, hours, _ in times(scripts())[1:]}
 
 
 def with_sizes(page, script):
@@ -323,7 +313,7 @@ def with_sizes(page, script):
     names = "` and `".join(script.parents)
     size = f"{budget.measure(script)[0]} of `{names}`" if names else relatives(script.relatives)
     row = re.compile(rf"^(\| \[`{script.path.name}`\]\(.*?\) \|(?: [^|]* \|){{2}}) [^|]* \| [^|]* \|$", re.MULTILINE)
-    page, rows = row.subn(lambda match: f"{match[1]} {size} | {core_hours()[script.name]} |", page, count=1)
+    page, rows = row.subn(lambda match: f"{match[1]} {size} | {core_hours.of_defaults()[script.name]} |", page, count=1)
     if not rows:
         sys.exit(f"the page of the family of {script.path.name} has no row for it")
     return page
@@ -349,14 +339,13 @@ if __name__ == "__main__":
     for script in scripts():
         family = script.path.parent / "README.md"
         family.write_text(with_sizes(family.read_text(), script))
-    for (page, marker), block in ({name: make() for name, make in blocks().items()} | proof()).items():
+    made = {(page, marker): pages.table(page, words) for page, marker, words in TABLES}
+    for (page, marker), block in (made | {name: make() for name, make in blocks().items()} | proof()).items():
         put(page, marker, block)
     for path, (comparison, shown) in (curves() | families()).items():
-        if not figures.shows(path, shown):
-            figures.write_curves(comparison, shown, path, ("png", "pdf")[: 1 + (path.parent.name == "results")])
+        if not pages.shows(path, shown):
+            pages.draw(comparison, shown, path, pdf=path.parent.name == "results")
     for script in scripts():
         page = ROOT / f"docs/algorithms/{script.name}.md"
         page.write_text(importlib.import_module("uses").with_uses(with_results(page.read_text(), script), script))
-    commands = [*(words(*entry) for entry in TABLES), REPORT]
-    solo = [sys.executable, "-m", "solorl.cli"]
-    sys.exit(max(subprocess.run([*solo, *command], cwd=ROOT).returncode for command in commands))
+    sys.exit(subprocess.run([sys.executable, "-m", "solorl.cli", *REPORT], cwd=ROOT).returncode)

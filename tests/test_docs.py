@@ -22,7 +22,6 @@ from conftest import ROOT, documented_keys, environment, section
 from solorl import __version__, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog.header import definitions, fields_of
-from solorl.lab.results import figures
 from solorl.lab.studies import plan
 from tools.claims import PROVIDERS
 from tools.source import code_lines
@@ -172,12 +171,23 @@ RESULTS = runpy.run_path(str(ROOT / "docs/results.py"))
 
 @pytest.mark.parametrize("entry", RESULTS["TABLES"], ids=lambda entry: f"{entry[0]}-{entry[1]}")
 def test_results_are_those_of_the_data(entry):
-    """The table is what `solo report` makes of the committed results now."""
-    words = [*RESULTS["words"](*entry), "--check"]
-    done = subprocess.run(
-        [sys.executable, "-m", "solorl.cli", *words], cwd=ROOT, env=environment(), capture_output=True
-    )
-    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    page, marker, words = entry
+    table = RESULTS["pages"].table(page, words)
+    assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in (ROOT / page).read_text(), "run python docs/results.py"
+
+
+def test_a_part_is_put_between_its_markers(tmp_path):
+    """And nothing else of the page changes."""
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- m -->\nold\n<!-- /m -->\nafter <!-- n -->\n")
+    RESULTS["put"](page, "m", "new\n| \\1 |")
+    assert page.read_text() == "before\n<!-- m -->\nnew\n| \\1 |\n<!-- /m -->\nafter <!-- n -->\n"
+    begin, end = "<!-- m -->\n", "<!-- /m -->\n"
+    for text in ("nothing", begin, end + begin, begin + end + begin + end, begin + begin + end):
+        page.write_text(text)
+        with pytest.raises(AssertionError, match="must have the line <!-- m --> once, its end below it"):
+            RESULTS["put"](page, "m", "new")
+        assert page.read_text() == text
 
 
 def test_the_report_is_that_of_the_data():
@@ -196,7 +206,7 @@ def test_curves_are_those_of_the_data():
     curves = RESULTS["curves"]()
     assert curves.keys() == set((ROOT / "docs/curves").iterdir())
     for path, (_, shown) in curves.items():
-        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        assert RESULTS["pages"].shows(path, shown), f"{path.name}: run python docs/results.py"
         methods = {method for _, method in shown}
         assert len(methods) <= 4 and path.stem in {method.split()[0] for method in methods}
 
@@ -204,7 +214,7 @@ def test_curves_are_those_of_the_data():
 @pytest.mark.slow
 def test_every_family_has_a_picture_of_several_methods():
     for path, (_, shown) in RESULTS["families"]().items():
-        assert figures.shows(path, shown), f"{path.name}: run python docs/results.py"
+        assert RESULTS["pages"].shows(path, shown), f"{path.name}: run python docs/results.py"
         assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
         assert f"]({path.name})" in path.with_suffix(".md").read_text() and len({method for _, method in shown}) > 1
 

@@ -1,6 +1,5 @@
 """`solo list`: the algorithms, one line each."""
 
-import ast
 import json
 import re
 import shutil
@@ -8,13 +7,11 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from statistics import median
 from typing import Any
 
-from solorl.catalog.header import Script, fields_of, parse_source, scripts
+from solorl.catalog.header import Script, scripts
 from solorl.cli import Parser
 from solorl.errors import UsageError, hint
-from solorl.scripts import algorithms_folder, in_checkout
 from solorl.terminal import aligned, paint
 
 COLUMNS = ("name", "family", "spaces", "framework", "paper", "title")
@@ -45,41 +42,6 @@ def groups(found: Sequence[Script], width: int) -> Iterator[str]:
             title = textwrap.wrap(short_title(script), max(20, width - column)) or [""]
             yield f"  {script.name:{column - 2}}{title[0]}".rstrip()
             yield from (" " * column + line for line in title[1:])
-
-
-def default_budget(script: Script) -> tuple[str, int]:
-    """The defaults of `--env-id` and `--total-timesteps`; ("", 0) where the file has none."""
-    fields = fields_of(parse_source(script.path))
-    found = {name: field.value.value for name, field in fields.items() if isinstance(field.value, ast.Constant)}
-    return str(found.get("env_id", "")), int(found.get("total_timesteps", 0))  # type: ignore[arg-type]
-
-
-def cores(result: Any) -> float:
-    """The cores that a run had: those of its process, one or more, over the runs that it trained at once."""
-    threads = result.args.get("threads") or 1
-    return float(min(result.machine.get("cores") or threads, threads * result.together)) / float(result.together)
-
-
-def core_seconds(result: Any) -> float:
-    """Seconds of one core that a run took per environment step."""
-    return cores(result) / result.sps if result.sps else 0.0
-
-
-def times(found: Sequence[Script]) -> list[Sequence[str]]:
-    """Rows: name, default environment and steps, and the core-hours that those take by the runs in the repository on
-    this environment ("-": none was measured). UsageError without a checkout, which has these runs."""
-    if not in_checkout():
-        raise UsageError("solo list --times reads benchmark/results, which is only in a checkout of the repository")
-    from solorl.lab.results.read import read_all
-
-    results, _ = read_all([algorithms_folder().parent / "benchmark" / "results"])
-    rows: list[Sequence[str]] = [("name", "environment", "steps", "core-hours", "runs")]
-    for script in found:
-        env_id, steps = default_budget(script)
-        runs = [r for r in results if (r.script, r.env_id) == (script.name, env_id) and r.sps and not r.variant]
-        hours = f"{steps * median(map(core_seconds, runs)) / 3600:.2g}" if runs else "-"
-        rows.append((script.name, env_id, f"{steps:,}", hours, str(len(runs))))
-    return rows
 
 
 def chosen(found: Sequence[Script], wanted: dict[str, str | None]) -> list[Script]:
@@ -123,10 +85,7 @@ def main(argv: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", metavar="KIND", help=what)
     parser.add_argument("--for", metavar="ENV_ID", dest="env_id", help="files that take this environment, best first")
     parser.add_argument("--json", action="store_true", help="all that is known, for programs")
-    parser.add_argument("--times", action="store_true", help="core-hours of a training with the defaults, as measured")
     args = parser.parse(argv)
-    if args.json and args.times:
-        raise UsageError("solo list: --json and --times do not go together")
     if args.env_id:
         show_choice(args.env_id, args.json)
         return 0
@@ -137,8 +96,6 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(known, indent=2))
     elif not found:
         print("no algorithm is of all these kinds")
-    elif args.times:
-        print("\n".join(aligned(times(found), right=(2, 3, 4))))
     else:  # of the paper only authors and year
         rows = [[getattr(script, name).split(", http")[0] for name in COLUMNS] for script in found]
         lines = aligned([COLUMNS, *rows], right=())

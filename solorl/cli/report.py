@@ -1,7 +1,5 @@
 """`solo report`: tables, curves, comparisons and verdicts from finished runs, and what a paper needs of them."""
 
-import os
-import re
 import shlex
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
@@ -13,8 +11,7 @@ from solorl.files import shown, write
 from solorl.terminal import aligned
 
 PATHS_HELP = """result files, run folders, TensorBoard folders of CleanRL or Stable-Baselines3, and folders of these;
-scores as rliable takes them, in a file .npz; a table of environment, method, seed, step, return, in a file .csv (with
---against: folders of result files, default benchmark/results)"""
+scores as rliable takes them, in a file .npz; a table of environment, method, seed, step, return, in a file .csv"""
 
 
 def parser() -> Parser:
@@ -32,38 +29,15 @@ def parser() -> Parser:
     scores = "aggregate normalised scores (default), or scores as they are"
     add("--normalise", action=BooleanOptionalAction, default=True, help=scores)
     add("--title", metavar="T", default="Results", help="title of the report")
-    add("--markdown", metavar="FILE", type=Path, help="only put the table between two markers in this file")
-    add("--marker", metavar="NAME", help="the markers are the lines <!-- NAME --> and <!-- /NAME -->")
-    add("--check", action="store_true", help="write nothing; exit code 1 if the text in FILE is stale")
-    add("--against", metavar="REV", help="compare with the results of a commit; exit code 1 on a regression")
     return p
-
-
-def check_flags(args: Namespace) -> None:
-    """Refuse combinations of flags that mean nothing."""
-    chosen, writes = args.env_ids or args.methods, args.markdown or args.out
-    for wrong, why in (
-        (bool(args.markdown) != bool(args.marker), "--markdown FILE and --marker NAME go together"),
-        (args.check and not args.markdown, "--check needs --markdown FILE and --marker NAME"),
-        (args.against and writes, "--against prints its table; it goes with neither --markdown nor --out"),
-        (args.against and chosen, "--against compares all there is; it goes with neither --env-ids nor --methods"),
-    ):
-        if wrong:
-            raise UsageError(f"solo report: {why}")
-    if not args.paths and not args.against:
-        raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
 
 
 def main(argv: Sequence[str]) -> int:
     """Report on runs; UsageError where nothing can be read or the flags do not fit together."""
     args = parser().parse(argv)
-    check_flags(args)
-    if args.against:
-        from solorl.cli import regression
-
-        return regression.run(args.against, args.paths or [Path("benchmark/results")], args.metric or "eval")
+    if not args.paths:
+        raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
-    from solorl.lab.results import text
     from solorl.lab.results.read import read_all
 
     results, problems = read_all(args.paths)
@@ -71,11 +45,6 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
     results = cmp.only(results, args.env_ids, args.methods)
     comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise, bool(args.methods))
-    if args.markdown:
-        for problem in problems:
-            print(f"note: {problem}")
-        evidence = [Path(os.path.relpath(path, args.markdown.parent)).as_posix() for path in args.paths]
-        return embed(args.markdown, args.marker, text.block(comparison, evidence), args.check)
     out = args.out or Path("report")
     write_report(comparison, out, args, problems, shlex.join(["solo", "report", *argv]))
     print_summary(comparison, problems, out)
@@ -106,26 +75,3 @@ def print_summary(comparison, problems: Sequence[str], out: Path) -> None:
     for note in [*text.notes_on(comparison), *problems]:
         print(f"note: {note}")
     print(f"\nreport {(out / 'report.html').resolve().as_uri()} and {shown(out / 'report.md')}")
-
-
-def embed(path: Path, marker: str, block: str, check: bool) -> int:
-    """Put `block` between `<!-- marker -->` and `<!-- /marker -->` in a file, or only check that it is there.
-
-    Returns 1 where `check` finds another text. Raises UsageError where the file or its markers are missing.
-    """
-    try:
-        before = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-    if len(pattern.findall(before)) != 1 or before.count(begin) != 1:
-        raise UsageError(f"{path} must have the line {begin} once and {end} below it")
-    after = pattern.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", before)
-    if check:
-        print(f"{path}: {marker} is {'up to date' if after == before else 'stale'}")
-        return int(after != before)
-    if after != before:
-        write(path, after.encode())
-    print(f"{path}: {marker} {'updated' if after != before else 'was up to date'}")
-    return 0

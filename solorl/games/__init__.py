@@ -4,8 +4,8 @@
     import solorl.games  # registers games/Cue-v0 and its like
     env = gym.make("games/Cue-v0", steps=30)
 
-Each lasts seconds to learn, not hours, and needs exactly one ability. `env.unwrapped.best_action()` is a scripted best
-action, which may look at the hidden state. The score is the return of an episode. docs/environments.md has a table.
+Each lasts seconds to learn, not hours, and needs exactly one ability. The score is the return of an episode.
+docs/environments.md has a table.
 """
 
 from typing import Any

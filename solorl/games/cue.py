@@ -37,12 +37,6 @@ class Cue(gym.Env[np.ndarray, Any]):
         self.time += 1
         return self._obs(), float(asked and answer == self.cue), asked, False, self._info()
 
-    def best_action(self) -> Any:
-        """The right answer; before the question any allowed action."""
-        if self.continuous:
-            return np.array([2.0 * self.cue - 1.0], np.float32)
-        return 2 if self.masked and self.time < self.steps else self.cue
-
     def _obs(self) -> np.ndarray:
         shown = self.time == 0
         return np.array([shown and self.cue == 0, shown and self.cue == 1, self.time == self.steps], np.float32)

@@ -61,10 +61,6 @@ class BitFlip(GoalGame):
         """See `gymnasium.Env.step`."""
         return self._move(np.abs(self.place - np.eye(self.steps)[int(action)]))
 
-    def best_action(self) -> int:
-        """The first bit that is wrong."""
-        return int(np.argmax(self.place != self.goal))
-
     def render(self) -> np.ndarray | None:
         """The bits above the goal, white for 1."""
         image = np.stack([self.place, self.goal]).repeat(20, 0).repeat(20, 1)[..., None]
@@ -92,10 +88,6 @@ class PointReach(GoalGame):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
         return self._move(np.clip(self.place + 0.05 * np.clip(action, -1, 1), -1, 1))
-
-    def best_action(self) -> np.ndarray:
-        """Straight to the goal."""
-        return np.clip((self.goal - self.place) / 0.05, -1, 1)
 
     def render(self) -> np.ndarray | None:
         """The goal, green, and the point, red."""

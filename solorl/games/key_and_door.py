@@ -37,12 +37,6 @@ class KeyAndDoor(gym.Env[np.ndarray, Any]):
         opened = bool(self.has_key and row == last and column == last)
         return self._obs(), float(opened), opened, False, {}
 
-    def best_action(self) -> int:
-        """A step on the shortest way."""
-        if self.has_key:
-            return 3 if self.place[1] < self.size - 1 else 1
-        return 2 if self.place[1] > 0 else 1
-
     def _obs(self) -> np.ndarray:
         obs = np.zeros(2 * self.size + 1, np.float32)
         obs[[self.place[0], self.size + self.place[1]]] = 1

@@ -43,10 +43,6 @@ class MovingDot(gym.Env[np.ndarray, Any]):
         self.place = (self.place + self.dot * MOVES[self.direction]) % self.size
         return self._obs(), reward, False, False, {}
 
-    def best_action(self) -> int:
-        """The direction of the last move; before the first one that of the hidden state."""
-        return self.direction
-
     def render(self) -> np.ndarray | None:
         """The image in colour, enlarged to at least 256 pixels."""
         if self.render_mode is None:

@@ -8,7 +8,6 @@ import numpy as np
 GRAVITY, CART, POLE, LENGTH, FORCE = 9.8, 1.0, 0.1, 0.5, 10.0  # m/s², two masses in kg, half of the pole in m, N
 SECONDS, TRACK, FALLEN = 0.05, 1.5, 0.4  # of a step; the cart leaves the track at 1.5 m, the pole is down at 0.4 rad
 GUST = 0.1  # standard deviation of what the wind adds to the angular velocity in a step, in rad/s
-GAINS = np.array([0.69, 0.91, 6.38, 1.57])  # a linear-quadratic regulator, by the Riccati equation
 HEIGHT, WIDTH, PIVOT, SIDE = 24, 32, 19, 16  # of the image; the row in which the pole begins, its length in pixels
 ROWS, COLUMNS = np.ogrid[-PIVOT : HEIGHT - PIVOT, :WIDTH]
 
@@ -55,10 +54,6 @@ class Pole(gym.Env[Any, np.ndarray]):
         self.state[3] += GUST * self.np_random.normal()
         over = bool(abs(self.state[0]) > TRACK or abs(self.state[2]) > FALLEN)
         return self._obs(), float(not over) / 150, over, False, {}
-
-    def best_action(self) -> np.ndarray:
-        """A force proportional to the whole state."""
-        return np.clip(GAINS @ self.state, -1, 1, dtype=np.float32).reshape(1)
 
     def render(self) -> np.ndarray | None:
         """The cart on the whole track, enlarged."""

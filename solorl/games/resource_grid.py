@@ -42,16 +42,6 @@ class ResourceGrid(gym.Env[np.ndarray, Any]):
             self.carries, reward = kind == HARVEST, float(kind == RETURN)
         return self._obs(), reward, False, False, {"action_mask": self._mask()}
 
-    def best_action(self) -> int:
-        """A step on the shortest way: to the resource in the first corner, with it to the base in the last one."""
-        goal = self.size - 1 if self.carries else 0
-        row, column = self.place
-        if row != goal:
-            return self._cell() * 6 + int(row < goal)
-        if column != goal:
-            return self._cell() * 6 + 2 + int(column < goal)
-        return self._cell() * 6 + (RETURN if self.carries else HARVEST)
-
     def _cell(self) -> int:
         return int(self.place[0] * self.size + self.place[1])
 

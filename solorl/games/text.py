@@ -85,10 +85,6 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
         self.shown += f"{reply}  {'right' if reply == right else f'reward {reward:g}, right is {right}'}"
         return self._prompts([self.asked])[0], reward, True, False, {}
 
-    def best_action(self) -> np.ndarray:
-        """A right answer."""
-        return self._answers([self.answer(self.asked)])[0]
-
     def render(self) -> str:
         """The question and, after the step, the answer."""
         return self.shown

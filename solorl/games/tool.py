@@ -30,10 +30,6 @@ class Tool(gym.Env[np.ndarray, Any]):
         reward = max(0.0, 1 - error) / 10 if tool == self.tool else 0.0
         return self._next(), reward, False, False, {}
 
-    def best_action(self) -> tuple[int, np.ndarray]:
-        """The named tool and strength."""
-        return self.tool, np.array([self.strength], np.float32)
-
     def _next(self) -> np.ndarray:
         self.tool, self.strength = int(self.np_random.integers(3)), float(self.np_random.uniform(-1, 1))
         obs = np.zeros(4, np.float32)

@@ -34,11 +34,6 @@ class TwoNumbers(gym.Env[np.ndarray, np.ndarray]):
         reward = float((first + second) % self.size == self.sum) / 10
         return self._next(), reward, False, False, self._info()
 
-    def best_action(self) -> np.ndarray:
-        """The first allowed number and the one that completes it."""
-        first = int(np.flatnonzero(self.allowed)[0])
-        return np.array([first, (self.sum - first) % self.size])
-
     def _next(self) -> np.ndarray:
         self.sum, self.allowed = int(self.np_random.integers(self.size)), np.ones(self.size, bool)
         if self.masked:

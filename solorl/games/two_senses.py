@@ -33,11 +33,6 @@ class TwoSenses(gym.Env[Any, Any]):
         reward = float(answer == (self.left == self.up)) / 10
         return self._next(), reward, False, False, {}
 
-    def best_action(self) -> Any:
-        """1 where both entries agree."""
-        answer = int(self.left == self.up)
-        return np.array([2.0 * answer - 1.0], np.float32) if self.continuous else answer
-
     def _next(self) -> dict[str, np.ndarray]:
         self.left, self.up = (bool(x) for x in self.np_random.integers(2, size=2))
         image, row, column = np.zeros((8, 8, 1), np.uint8), *self.np_random.integers([8, 4])

@@ -23,11 +23,8 @@ from solorl.catalog import header as catalog
 from solorl.catalog import stub
 from solorl.catalog.header import fields_of, parse_source
 from solorl.catalog.standalone import standalone
-from solorl.cli.listing import core_seconds
 from solorl.cli.train import args_of
 from solorl.errors import UsageError
-from solorl.lab.results.result import Result
-from solorl.lab.results.result import write as write_result
 from solorl.trust import note_start
 from tools.source import code_lines
 
@@ -212,40 +209,6 @@ def test_list_filters(solo, tree):
     )
     refused(solo("list", "--actions", "continous"), "no algorithm with actions continous; did you mean continuous?")
     refused(solo("list", "--framework", "tf"), "no algorithm with framework tf; there are jax, torch")
-
-
-def test_list_times_are_core_hours_of_the_defaults(solo, tree, tmp_path):
-    args = '    env_id: str = "E-v0"\n    total_timesteps: int = 3_600_000\n'
-    (tree / "a.py").write_text((tree / "a.py").read_text().replace("    pass\n", args))
-    folder, cores = tmp_path / "checkout" / "benchmark" / "results", {"cores": 4}
-    alone = [Result("E-v0", "a", seed, sps=sps, machine=cores) for seed, sps in enumerate((500.0, 1000.0, 4000.0))]
-    other = [
-        Result("F-v0", "a", 1, sps=1.0),
-        Result("E-v0", "a", 7, "variant", args={"x": 1}, sps=1.0),
-        Result("E-v0", "b", 1),
-    ]
-    for result in (*alone, *other):
-        write_result(result, folder)
-    code, out, _ = solo("list", "--times")
-    assert code == 0 and [line.split() for line in out.splitlines()] == [
-        ["name", "environment", "steps", "core-hours", "runs"],
-        ["a", "E-v0", "3,600,000", "1", "3"],
-        ["a_jax", "0", "-", "0"],
-        ["b", "0", "-", "0"],
-    ]
-
-
-def test_runs_trained_together_use_all_cores_they_had():
-    assert core_seconds(Result("E-v0", "a", 1, sps=10.0, together=10, machine={"cores": 2})) == 0.02
-    assert core_seconds(Result("E-v0", "a", 1, sps=10.0, args={"threads": 3}, machine={"cores": 4})) == 0.3
-
-
-def test_list_times_needs_a_checkout(solo, tree, tmp_path):
-    (tmp_path / "checkout" / "pyproject.toml").unlink()
-    (tmp_path / "checkout" / "solorl").mkdir()
-    (tmp_path / "checkout" / "algorithms").rename(tmp_path / "checkout" / "solorl" / "algorithms")
-    refused(solo("list", "--times"), "benchmark/results, which is only in a checkout of the repository")
-    refused(solo("list", "--times", "--json"), "--json and --times do not go together")
 
 
 def test_list_json_is_complete(solo, tree):

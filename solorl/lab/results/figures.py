@@ -5,7 +5,6 @@ Colours are those of Okabe and Ito, which people with a colour vision deficiency
 on they repeat with dashed lines.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -15,9 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
-from solorl.errors import UsageError
 from solorl.files import write
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
@@ -63,38 +60,6 @@ def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
             figure = draw_profiles(comparison, {method: profiles[method] for method in methods})
             written.append(_write(figure, cv.numbered(folder / "profiles", i)))
     return written
-
-
-def write_curves(
-    comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], path: Path, kinds: Sequence[str] = ("png",)
-) -> None:
-    """Write learning curves by steps as the PNG `path`, which carries what it was drawn from, for `shows`; and next to
-    it as other `kinds`.
-
-    Raises UsageError where there are no curves, or `path` cannot be written.
-    """
-    if not curves:
-        raise UsageError(f"{path}: there is no curve to draw, the runs have no common steps")
-    _write(draw_curves(comparison, curves, {}, "steps"), path.with_suffix(""), kinds, fingerprint(curves))
-
-
-def shows(path: Path, curves: Mapping[tuple[str, str], cv.Curve]) -> bool:
-    """Whether `write_curves` drew the picture `path` from the same curves; False where it cannot be read."""
-    try:
-        with Image.open(path) as picture:
-            return getattr(picture, "text", {}).get("Source") == fingerprint(curves)
-    except OSError:
-        return False
-
-
-def fingerprint(curves: Mapping[tuple[str, str], cv.Curve]) -> str:
-    """A hash of names, lines, bands and ranges; the last bits, in which machines differ, do not count."""
-    digest = hashlib.sha256()
-    for (env, method), curve in curves.items():
-        points = (f"{value:.8g}" for array in (curve.x, curve.y, curve.band) for value in array.flatten())
-        kind = "range " if curve.kind == "range" else ""
-        digest.update(f"{env} {method} {kind}{' '.join(points)}\n".encode())
-    return digest.hexdigest()
 
 
 def style(number: int) -> dict[str, Any]:
@@ -256,10 +221,9 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
 
 
-def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pdf"), source: str = "") -> Path:
-    """Write `path`.png, .svg and .pdf; the same figure gives the same bytes. `source` goes into the PNG."""
-    png = {"Software": None} | ({"Source": source} if source else {})
-    metadata = {"png": png, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> Path:
+    """Write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "solorl", "pdf.fonttype": 42}):  # TrueType, which publishers ask for
         FigureCanvasAgg(figure)
         for kind in kinds:

@@ -4,7 +4,6 @@ import html
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -221,16 +220,6 @@ def words(cell: Cell) -> str:
     if isinstance(cell, cmp.Estimate):
         return estimate(cell)
     return cell if isinstance(cell, str) else ", ".join(cell) or "-"
-
-
-def block(comparison: cmp.Comparison, evidence: Sequence[str]) -> str:
-    """What `--markdown` puts between its markers: the verdicts, the table of environments, links to the `evidence`."""
-    lines = "".join(f"**{markdown(sentence)}**\n\n" for sentence in verdicts(comparison))
-    rows = f"{table(*env_table(comparison), left=2)}\n{table_caption(comparison)}"
-    if all(len(runs) == 1 for runs in comparison.groups.values()):  # chance alone would order them
-        lines, rows = "", f"No row yet: one seed each of {cmp.listed(comparison.methods)}."
-    links = ", ".join(f"[{path}]({quote(str(path))})" for path in evidence)
-    return f"{lines}{rows} Every run: {links}.\n"
 
 
 def report(

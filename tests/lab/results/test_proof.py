@@ -10,10 +10,13 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+import test_report
 from conftest import ROOT
 
 from solorl import trust
 from solorl.catalog.header import scripts
+from solorl.lab.results import comparison
+from solorl.lab.results import curves as cv
 from solorl.lab.results import result as results
 from solorl.lab.results.read import read_folder
 from solorl.lab.results.result import Result
@@ -21,6 +24,8 @@ from solorl.scripts import script_paths
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 import collect
+import core_hours
+import pages
 import proof
 
 import zoo
@@ -246,15 +251,80 @@ def test_every_entry_of_the_zoo_plays(name, solo):
 
 
 # ---------------------------------------------------------------------- pages of results
-def test_no_page_has_a_table_of_one_seed_each(tmp_path, solo):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- m -->\n<!-- /m -->\n")
-    words = ("report", tmp_path / "data", "--markdown", page, "--marker", "m")
+def test_core_hours_are_those_of_the_defaults(tmp_path):
+    """The median over the runs without a variant on the default environment, of as many steps as the default."""
+    for seed, sps in enumerate((500.0, 1000.0, 4000.0)):
+        made(tmp_path, "ppo", "CartPole-v1", seed, sps=sps, machine={"cores": 4})
+    made(tmp_path, "ppo", "Acrobot-v1", 1, sps=1.0)
+    made(tmp_path, "ppo", "CartPole-v1", 7, "variant", sps=1.0)
+    made(tmp_path, "dqn", "CartPole-v1", 1)
+    ppo = next(script for script in scripts() if script.name == "ppo")
+    assert core_hours.default_budget(ppo) == ("CartPole-v1", 500_000)
+    hours = core_hours.of_defaults(tmp_path)
+    assert hours == {script.name: "not measured" for script in scripts()} | {"ppo": "0.14"}
+
+
+def test_runs_trained_together_use_all_cores_they_had():
+    assert core_hours.core_seconds(Result("E-v0", "a", 1, sps=10.0, together=10, machine={"cores": 2})) == 0.02
+    assert core_hours.core_seconds(Result("E-v0", "a", 1, sps=10.0, args={"threads": 3}, machine={"cores": 4})) == 0.3
+
+
+def test_a_table_is_that_of_the_report_with_a_link_to_its_data(tmp_path):
+    """Words of `solo report` choose what is in it."""
+    data, page = tmp_path / "some data", str(tmp_path / "docs/page.md")
+    for seed in range(1, 5):
+        made(data, "ppo", "CartPole-v1", seed, score=100.0 + seed)
+        made(data, "dqn", "CartPole-v1", seed, score=200.0 + seed)
+        made(data, "dqn", "Acrobot-v1", seed)
+    whole = pages.table(page, f"'{data}'")
+    assert "| CartPole-v1 | dqn | 4 | 202.5 [" in whole and "| Acrobot-v1 | dqn | 4 |" in whole
+    assert whole.endswith(" Every run: [../some data](../some%20data).\n")
+    some = pages.table(page, f"'{data}' --env-ids CartPole-v1 --methods ppo dqn")
+    assert some.startswith("\n**dqn is better than ppo; P(improvement) = 1.00") and "Acrobot" not in some
+    rows = [line.split(" | ")[1] for line in some.splitlines() if line.startswith("| CartPole")]
+    assert rows == ["ppo", "dqn"]
+
+
+def test_no_page_has_a_table_of_one_seed_each(tmp_path):
+    page = str(tmp_path / "page.md")
     for script in ("dqn", "c51"):
         made(tmp_path / "data", script, "CartPole-v1", 1)
-    assert solo(*words)[0] == 0
-    assert "No row yet: one seed each of dqn, c51. Every run: [data](data)." in page.read_text()
-    assert "|" not in page.read_text()
+    assert pages.table(page, str(tmp_path / "data")) == (
+        "\nNo row yet: one seed each of dqn, c51. Every run: [data](data).\n"
+    )
     made(tmp_path / "data", "dqn", "CartPole-v1", 2)
-    assert solo(*words)[0] == 0
-    assert "| CartPole-v1 | dqn | 2 |" in page.read_text() and "| CartPole-v1 | c51 | 1 |" in page.read_text()
+    pages.read.cache_clear()
+    text = pages.table(page, str(tmp_path / "data"))
+    assert "| CartPole-v1 | dqn | 2 |" in text and "| CartPole-v1 | c51 | 1 |" in text
+
+
+def test_a_picture_of_curves_says_what_it_shows(tmp_path):
+    """So that the builder of the pages draws it again where its curves have changed, and only then."""
+    picture = tmp_path / "new.png"
+    compared = comparison.compare(test_report.made(), baseline="old")
+    curves = cv.curves(compared, "eval", "steps")
+    assert not pages.shows(picture, curves)
+    pages.draw(compared, curves, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".pdf").exists()
+    assert pages.shows(picture, curves)
+    key = next(iter(curves))
+    assert not pages.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
+    picture.write_bytes(b"no picture")
+    assert not pages.shows(picture, curves)
+    with pytest.raises(AssertionError, match="no curve to draw"):
+        pages.draw(compared, {}, picture)
+
+
+def test_what_a_picture_of_curves_is_known_by():
+    """Other names or another band make another picture, the last bits of a line do not."""
+    curves = cv.curves(comparison.compare(test_report.made()), "eval", "steps")
+    names = list(curves)
+    some = {name: curves[name] for name in names[:2]}
+    renamed = dict(zip(names[1::-1], some.values(), strict=True))
+    assert pages.fingerprint(some) != pages.fingerprint(renamed)
+    moved = replace(curves[names[0]], band=curves[names[0]].band + 1)
+    assert pages.fingerprint(some) != pages.fingerprint(some | {names[0]: moved})
+    ranged = replace(curves[names[0]], kind="range")
+    assert pages.fingerprint(some) != pages.fingerprint(some | {names[0]: ranged})
+    nudged = replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
+    assert pages.fingerprint(some) == pages.fingerprint(some | {names[0]: nudged})

@@ -1,9 +1,7 @@
 """`solo report`: groups, tables, verdicts, curves, the pages it writes, and regressions against a commit."""
 
-import gzip
 import json
 import re
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -14,7 +12,6 @@ import pytest
 from conftest import refused
 
 from solorl import cli, scripts
-from solorl.cli import regression
 from solorl.errors import UsageError
 from solorl.lab.results import comparison, figures, run_folder
 from solorl.lab.results import curves as cv
@@ -647,84 +644,19 @@ def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
     assert re.search(r"CartPole-v1 +new +3 +300\.0 \(200\.0 to 400\.0\)", out)
 
 
-# ---------------------------------------------------------------------- tables in other files
-def test_markdown_between_markers(solo, folder, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("before\n<!-- table -->\n<!-- /table -->\nafter\n")
-    command = ("report", folder, "--baseline", "old", "--markdown", page, "--marker", "table")
-    assert solo(*command, "--check") == (1, f"{page}: table is stale\n", "")
-    assert page.read_text() == "before\n<!-- table -->\n<!-- /table -->\nafter\n"
-    assert solo(*command)[0] == 0
-    text = page.read_text()
-    assert text.startswith("before\n<!-- table -->\n\n**new against old") and text.endswith(
-        "\n<!-- /table -->\nafter\n"
-    )
-    assert "| CartPole-v1 | new | 4 | 350.0 [" in text
-    link = re.search(r"Every run: \[(.*)\]\(\1\)\.", text)[1]
-    assert (tmp_path / link).resolve() == folder.resolve()
-    assert solo(*command) == (0, f"{page}: table was up to date\n", "")
-    assert page.read_text() == text
-    assert solo(*command, "--check") == (0, f"{page}: table is up to date\n", "")
-    page.write_text(text.replace("350.0 [", "360.0 ["))
-    assert solo(*command, "--check")[0] == 1
-    assert not (tmp_path / "report").exists()
-
-
-def test_only_some_environments_and_methods(solo, folder, tmp_path):
+def test_only_some_environments_and_methods(solo, folder, tmp_path, monkeypatch):
     """The first method named is the one compared with."""
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table -->\n<!-- /table -->\n")
-    command = ("report", folder, "--markdown", page, "--marker", "table")
+    monkeypatch.setattr(figures, "_write", written)
+    command, page = ("report", folder, "--out", tmp_path), tmp_path / "report.md"
     assert solo(*command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
     assert "**new is better than old" in page.read_text() and "Acrobot" not in page.read_text()
     assert solo(*command, "--methods", "new")[0] == 0
-    rows = [line.split(" | ")[:2] for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    table = page.read_text().partition("## Results")[2].partition("## All")[0]
+    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| ")][2:]
     assert sorted(rows) == [["| Acrobot-v1", "new"], ["| CartPole-v1", "new"]]
     apart = made({("CartPole-v1", "old"): [1.0], ("Acrobot-v1", "new"): [2.0]})
     with pytest.raises(UsageError, match="new has no result on CartPole-v1"):
         comparison.only(apart, ["CartPole-v1"], ["new"])
-
-
-def test_a_picture_of_curves_says_what_it_shows(folder, tmp_path):
-    """So that the builder of the pages draws it again where its curves have changed, and only then."""
-    picture = tmp_path / "new.png"
-    compared = comparison.compare(read_all([folder])[0], baseline="old")
-    curves = cv.curves(compared, "eval", "steps")
-    assert not figures.shows(picture, curves)
-    figures.write_curves(compared, curves, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and not picture.with_suffix(".svg").exists()
-    assert figures.shows(picture, curves)
-    key = next(iter(curves))
-    assert not figures.shows(picture, curves | {key: replace(curves[key], y=curves[key].y + 1)})
-    picture.write_bytes(b"no picture")
-    assert not figures.shows(picture, curves)
-    with pytest.raises(UsageError, match="no curve to draw"):
-        figures.write_curves(compared, {}, picture)
-
-
-def test_what_a_picture_of_curves_is_known_by():
-    """Other names or another band make another picture, the last bits of a line do not."""
-    curves = cv.curves(comparison.compare(made()), "eval", "steps")
-    names = list(curves)
-    some = {name: curves[name] for name in names[:2]}
-    renamed = dict(zip(names[1::-1], some.values(), strict=True))
-    assert figures.fingerprint(some) != figures.fingerprint(renamed)
-    moved = replace(curves[names[0]], band=curves[names[0]].band + 1)
-    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: moved})
-    ranged = replace(curves[names[0]], kind="range")
-    assert figures.fingerprint(some) != figures.fingerprint(some | {names[0]: ranged})
-    nudged = replace(curves[names[0]], y=curves[names[0]].y * (1 + 1e-13))
-    assert figures.fingerprint(some) == figures.fingerprint(some | {names[0]: nudged})
-
-
-@pytest.mark.parametrize("text", ["nothing", "<!-- table -->\n", "<!-- /table -->\n<!-- table -->\n",
-                                  "<!-- table -->\n<!-- /table -->\n<!-- table -->\n<!-- /table -->\n"])  # fmt: skip
-def test_missing_markers_are_said(solo, folder, tmp_path, text):
-    page = tmp_path / "README.md"
-    page.write_text(text)
-    result = solo("report", folder, "--markdown", page, "--marker", "table")
-    refused(result, "must have the line <!-- table --> once and <!-- /table --> below it")
-    assert page.read_text() == text
 
 
 # ---------------------------------------------------------------------- mistakes
@@ -737,15 +669,9 @@ def test_missing_markers_are_said(solo, folder, tmp_path, text):
         (["F", "--baseline", "xyz"], "there is no method xyz; there is new, old"),
         (["F", "--env-ids", "Acrobat-v1"], "no result is of environment Acrobat-v1; did you mean Acrobot-v1?"),
         (["F", "--methods", "old", "xyz"], "no result is of method xyz; there is new, old"),
-        (["F", "--against", "HEAD", "--methods", "old"], "goes with neither --env-ids nor --methods"),
         (["F", "--metric", "reward"], "invalid choice: 'reward'"),
         (["F", "--metrik", "eval"], "has no flag --metrik; did you mean --metric?"),
-        (["F", "--markdown", "README.md"], "--markdown FILE and --marker NAME go together"),
-        (["F", "--check"], "--check needs --markdown FILE"),
-        (["F", "--markdown", "/nowhere.md", "--marker", "x"], "/nowhere.md cannot be read: No such file"),
-        (["F", "--against", "HEAD", "--out", "x"], "goes with neither --markdown nor --out"),
         (["F", "--out", "/dev/null/x"], "/dev/null/x cannot be written"),
-        (["--against", "HEAD", "/nowhere"], "there is no folder /nowhere to compare with HEAD"),
     ],
 )
 def test_mistakes_are_one_sentence(solo, folder, words, sentence):
@@ -755,125 +681,3 @@ def test_mistakes_are_one_sentence(solo, folder, words, sentence):
 def test_no_run_has_the_metric():
     with pytest.raises(UsageError, match="none of the 1 results has evaluations"):
         comparison.compare([run_of("CartPole-v1", "old", 1, 1.0, eval={})], metric="eval")
-
-
-# ---------------------------------------------------------------------- against a commit
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A repository, and the folder to be in, with results of 5 runs of `ppo` in the commit tagged v1."""
-    monkeypatch.chdir(tmp_path)
-    write_runs(tmp_path, {"CartPole-v1": [400, 420, 440, 460, 480], "Acrobot-v1": [-90, -85, -80, -95, -88]})
-    commit(tmp_path, "v1")
-    return tmp_path
-
-
-def write_runs(place, scores, script="ppo", **changes):
-    for env_id, values in scores.items():
-        for seed, score in enumerate(values, 1):
-            results.write(run_of(env_id, script, seed, float(score), **changes), place / "benchmark/results/suite")
-
-
-def commit(place, tag):
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", tag], ["tag", tag]):
-        subprocess.run(["git", *words], cwd=place, check=True)
-
-
-def test_unchanged_results_are_no_regression(solo, repository):
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0
-    assert out.count("unchanged") == 2 and out.endswith("no regression\n")
-
-
-def test_a_drop_beyond_chance_is_a_regression(solo, repository):
-    write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240], "Acrobot-v1": [-91, -84, -81, -96, -86]})
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 1
-    row = re.search(r"CartPole-v1 +ppo +5, 5 +440\.0 +220\.0 +(.*)", out)
-    assert re.fullmatch(r"-220\.0 \[-2\d\d\.\d, -1\d\d\.\d\]  REGRESSION", row[1])
-    assert re.search(r"Acrobot-v1 .* no change beyond chance", out)
-    assert out.endswith("1 of 2 compared regressed since v1\n")
-    assert solo("report", "--against", "v1", "benchmark/results/suite", "--metric", "train")[0] == 1
-
-
-def test_a_drop_within_chance_is_no_regression(solo, repository):
-    write_runs(repository, {"CartPole-v1": [380, 400, 440, 450, 470]})  # IQM 430 after 440, 2 % of the range
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0 and re.search(r"CartPole-v1 .* 440\.0 +430\.0 +-10\.0 \[.*\]  no change beyond chance", out)
-
-
-def test_only_what_is_in_the_commit_counts_as_then(solo, repository):
-    write_runs(repository, {"CartPole-v1": [200, 210, 220, 230, 240]})
-    commit(repository, "v2")
-    assert solo("report", "--against", "v2")[0] == 0
-    assert solo("report", "--against", "v1")[0] == 1
-    assert solo("report", "--against", "HEAD~1")[0] == 1
-
-
-def test_a_rise_is_an_improvement(solo, repository):
-    write_runs(repository, {"CartPole-v1": [500, 500, 500, 500, 499]})
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0 and re.search(r"CartPole-v1 .* improvement\n", out)
-
-
-def test_a_drop_nobody_would_notice_is_no_regression(solo, repository):
-    write_runs(repository, {"CartPole-v1": [500.0] * 5})
-    commit(repository, "v2")
-    write_runs(repository, {"CartPole-v1": [499.0] * 5})
-    code, out, _ = solo("report", "--against", "v2")
-    assert code == 0 and re.search(r"-1\.00 \[-1\.00, -1\.00\]  worse, but by less than 1 %\n", out)
-    write_runs(repository, {"CartPole-v1": [495.0] * 5})
-    assert solo("report", "--against", "v2")[0] == 1
-
-
-def test_two_runs_are_too_few(solo, repository):
-    for path in (repository / "benchmark/results/suite").glob("CartPole*__[345].json.gz"):
-        path.unlink()
-    write_runs(repository, {"CartPole-v1": [1, 2]})
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 2 .* too few runs \(at least 4 each are needed\)", out)
-
-
-def test_new_variants_do_not_rename_the_old_ones(solo, repository):
-    """A variant that lists flags is a method of its own, and a default that changed is not."""
-    runs = {"CartPole-v1": [400, 420, 440, 460, 480]}
-    write_runs(repository, runs, args={"gamma": 0.9})
-    for seed, score in enumerate(runs["CartPole-v1"], 1):
-        result = run_of("CartPole-v1", "ppo", seed, float(score), variant="gamma=0.95", args={"gamma": 0.95})
-        results.write(result, repository / "benchmark/results/suite")
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0 and re.search(r"CartPole-v1 +ppo +5, 5 .* unchanged", out)
-    assert "new: ppo gamma=0.95 on CartPole-v1\n" in out and "gone" not in out
-
-
-def test_new_and_gone_and_damaged_results_are_said(solo, repository):
-    write_runs(repository, {"LunarLander-v3": [1, 2, 3]})
-    for path in (repository / "benchmark/results/suite").glob("Acrobot*"):
-        path.unlink()
-    (repository / "benchmark/results/suite/CartPole-v1__ppo__1.json.gz").write_bytes(gzip.compress(b"{")[:-3])
-    code, out, _ = solo("report", "--against", "v1")
-    assert code == 0
-    assert "new: ppo on LunarLander-v3\n" in out and "gone: ppo on Acrobot-v1\n" in out
-    assert re.search(r"note: .*CartPole-v1__ppo__1.json.gz cannot be read", out)
-    assert re.search(r"CartPole-v1 +ppo +5, 4 ", out)
-
-
-def test_unknown_revisions_and_places_are_said(solo, repository, tmp_path_factory):
-    refused(solo("report", "--against", "v9"), "error: git does not know a commit or tag v9\n")
-    refused(solo("report", "--against", "--all"), "argument --against: expected one argument")
-    refused(solo("report", "--against", "v1", tmp_path_factory.mktemp("outside")), "not a git repository")
-    write_runs(repository, {"LunarLander-v3": [1, 2, 3]}, script="other")
-    (repository / "other").mkdir()
-    code, out, err = solo("report", "--against", "v1", "other")
-    assert code == 2 and out == "note: other holds no result\n"
-    assert err == "error: no environment and method has eval scores both here and at v1\n"
-
-
-def test_the_results_of_a_commit_are_those_that_were_written(repository):
-    """Once each, though both folders hold them; whatever has become of them since."""
-    place = repository / "benchmark/results"
-    before = {run.key: replace(run, source="") for run in read_all([place])[0]}
-    write_runs(repository, {"CartPole-v1": [1, 2, 3, 4, 5]})
-    found, problems = regression.results_at("v1", [place, place / "suite"])
-    assert len(found) == 10 and problems == []
-    assert {run.key: replace(run, source="") for run in found} == before
