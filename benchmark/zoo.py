@@ -110,6 +110,27 @@ def write_entry(run_dir: Path, entry: Path) -> list[str]:
     return without
 
 
+def page(index: Mapping[str, Any]) -> str:
+    """The zoo's README: what each entry is, and how to play it."""
+    lines = [
+        "# Trained models",
+        "One for each algorithm file whose row in [the proof](../docs/proof.md) has five seeds and whose weights take",
+        "at most 300 kB: of these runs that with the median score. Made by `python benchmark/zoo.py`. To play one:",
+        "```bash",
+        "solo play zoo/d3qn",
+        "```",
+        "",
+        "| model | environment | steps | score of this run |",
+        "|---|---|---:|---:|",
+    ]
+    for name, about in index.items():
+        task = ", ".join(filter(None, (about["env_id"], about["variant"])))
+        lines.append(
+            f"| [`{name}`](../docs/algorithms/{name}.md) | {task} | {about['steps']:,} | {about['score']:,.4g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def build(rows: Iterable[proof.Row], places: Iterable[Path], zoo: Path) -> None:
     """Bring the zoo to what the rule says of these rows and run folders, and say what changes."""
     zoo.mkdir(exist_ok=True)
@@ -133,7 +154,9 @@ def build(rows: Iterable[proof.Row], places: Iterable[Path], zoo: Path) -> None:
             "script_sha256": sha256(next((zoo / run.script).glob("*.py"))),
         }  # fmt: skip
         print(f"{run.script}: {run.env_id}, seed {run.seed}, {size:,} bytes")
-    (zoo / "index.json").write_text(json.dumps(dict(sorted(index.items())), indent=1) + "\n")
+    index = dict(sorted(index.items()))
+    (zoo / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    (zoo / "README.md").write_text(page(index))
 
 
 def main() -> int:

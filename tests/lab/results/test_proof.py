@@ -234,6 +234,7 @@ def test_a_script_of_the_zoo_is_trusted_and_no_other(tmp_path, monkeypatch):
 
 
 def test_the_zoo_is_small_and_is_what_its_index_says():
+    assert (ROOT / "zoo/README.md").read_text() == zoo.page(ENTRIES)
     folders = {path.name for path in (ROOT / "zoo").iterdir() if path.is_dir()}
     assert folders == ENTRIES.keys() <= script_paths().keys()
     assert sum(about["bytes"] for about in ENTRIES.values()) <= zoo.MOST_IN_ALL
