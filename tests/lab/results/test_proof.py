@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -91,14 +92,30 @@ def test_a_verdict_is_said_where_the_interval_excludes_the_best_published_score(
 
 
 def test_a_run_is_full_with_the_budget_and_settings_of_its_page():
-    whole = Result("Hopper-v5", "td7", 1, args={"total_timesteps": 100}, global_step=99)
+    whole = Result("Hopper-v5", "bc", 1, args={"total_timesteps": 100, "target_return": None}, global_step=99)
     assert proof.is_full(whole)
     for changes in (
         {"global_step": 80}, {"status": "stopped"}, {"variant": "medium short"}, {"variant": "medium-replay early"},
-        {"env_id": "pixel_probe:Catch-v0"},
+        {"env_id": "pixel_probe:Catch-v0"}, {"args": {"total_timesteps": 100, "target_return": 9.0}},
+        {"script": "ppo_procgen", "env_id": "StarpilotEasy-v0"}, {"script": "redq"},
     ):  # fmt: skip
         assert not proof.is_full(replace(whole, **changes)), changes
     assert proof.is_full(replace(whole, variant="shortcut"))
+
+
+def test_runs_of_two_budgets_are_two_rows(tmp_path):
+    for seed, steps in enumerate((100_000, 100_000, 1_000_000)):
+        made(tmp_path / "modern", "sac_continuous_action", "Hopper-v5", seed, steps=steps)
+    found = proof.rows(tmp_path, lambda run: True)
+    assert sorted((row.budget, row.steps, len(row.runs)) for row in found) == [(10**5, 10**5, 2), (10**6, 10**6, 1)]
+    assert [len({peer.steps for peer in row.peers}) for row in found] == [1, 1]
+    assert sorted(row.budget for row in proof.telling(found)) == [10**5, 10**6]
+
+
+def test_a_page_has_the_rows_of_searches_nowhere(tmp_path):
+    made(tmp_path / "muzero_search", "gumbel_muzero_jax", "CartPole-v1", 1)
+    made(tmp_path / "planning", "gumbel_muzero_jax", "CartPole-v1", 2)
+    assert [[run.seed for run in row.runs] for row in proof.rows(tmp_path, lambda run: True)] == [[2]]
 
 
 def test_a_published_score_needs_the_same_budget(tmp_path):
@@ -122,7 +139,15 @@ def test_the_most_telling_task_has_full_runs_then_seeds_then_is_hard():
     assert first(easy, row(two)) == "Pendulum-v1"
     assert first(row(two), replace(easy, is_full=False)) == "Hopper-v5"
     assert len(proof.telling([easy, hard])) == 1  # a further row is one with a published score
-    assert len(proof.telling([hard, replace(easy, peers=row([1.0], [2.0]).peers)])) == 2
+    beside = row(five, [2.0])  # a row with a published score
+    assert len(proof.telling([hard, replace(easy, peers=beside.peers)])) == 2
+    assert first(replace(easy, current=5), replace(hard, current=4)) == "Pendulum-v1"  # runs of the file as it is
+    assert first(replace(easy, runs=easy.runs[:4], current=4), replace(hard, runs=hard.runs[:4])) == "Hopper-v5"
+    probe = replace(hard, env_id="Corridor-v5", is_full=False)
+    assert first(probe, replace(row(two), env_id="Pong-v5", is_full=False)) == "Pong-v5"  # tasks of the tests are last
+    # of one environment and budget the best row, and all with five seeds
+    assert len(proof.telling([beside, replace(row(two, [2.0]), variant="unclipped")])) == 1
+    assert [one.variant for one in proof.telling([replace(beside, variant="tuned"), beside])] == ["", "tuned"]
 
 
 def test_every_published_score_is_of_a_file_and_has_a_source():
@@ -180,6 +205,18 @@ def test_the_page_has_a_row_for_each_file(tmp_path):
     assert tables.count("no row yet") == len(scripts()) - 1
     assert "| Hopper-v5 | 100,000 | 1 | 1.00 | – | no peer | 1.0 | – | yes |" in tables
     assert sums.startswith(f"0 of {len(scripts())} files have five seeds of a full run, 1 a full run, 1 any data.")
+
+
+def test_the_sums_count_rows_with_a_published_score():
+    three = [row([9.0, 10.0, 10.0, 10.0, 11.0], [best]) for best in (5.0, 10.0, 12.0)]
+    found = [replace(one, env_id=str(i)) for i, one in enumerate([*three, row([1.0], [2.0])])]
+    sums, _ = proof.tables([SimpleNamespace(name="td7", family="actor_critic")], found)
+    assert sums.endswith("Of 4 rows with a published score 1 above, 1 equal, 1 below, 1 undecided.")
+    run = replace(found[3].runs[0], script="redq")
+    assert "| curve only: cut, the least" in proof.line(replace(found[3], is_full=False, runs=[run]))
+    of_two = [replace(found[0], runs=[replace(each, args={"total_timesteps": n}) for each in found[0].runs[:2]])
+              for n in (10, 10, 20)]  # fmt: skip
+    assert sorted(one.budget for one in proof.telling([found[1], *of_two])) == [10, 20, 100]
 
 
 # ---------------------------------------------------------------------- benchmark/zoo.py
