@@ -200,22 +200,51 @@ class History:
         return [(hashlib.sha256(a).hexdigest(), start(b)) for a, b in zip(found[::2], found[1::2], strict=True)]
 
     @cache  # noqa: B019
-    def golden(self, script: str, commit: str, moment: str) -> str:
-        """The golden start of a script at a commit, or, where the repository has not got it, at a moment."""
-        if self._git("cat-file", "-t", commit) != b"commit\n":
-            commit = self._git("rev-list", "-1", f"--before={moment}", "HEAD").decode().strip()
+    def golden(self, script: str, commit: str) -> str:
+        """The golden start of a script at a commit."""
         return start(self._git("show", f"{commit}:tests/golden/{script}.json")) if commit else ""
+
+    @cache  # noqa: B019
+    def commit(self, commit: str, moment: str) -> str:
+        """A commit, or, where the repository has not got it, the last one before a moment; "" before the first."""
+        if self._git("cat-file", "-t", commit) == b"commit\n":
+            return commit
+        return self._git("rev-list", "-1", f"--before={moment}", "HEAD").decode().strip()
+
+    @cache  # noqa: B019
+    def same(self, script: str) -> set[str]:
+        """The golden start of a script as it is, and those of the same contents that had other flags."""
+        here = self.root / f"tests/golden/{script}.json"
+        found = {start(here.read_bytes())} if here.is_file() else set()
+        starts: dict[str, set[str]] = {}
+        for sha256, golden in self.versions(script) if found else ():
+            starts.setdefault(sha256, set()).update({golden} - {""})
+        for each in starts.values():
+            flags = [json.loads(golden)[0] for golden in each]
+            if found & each and len(set(flags)) == len(flags):  # recorded anew for its flags, not for its rows
+                found |= each
+        return found
+
+    @cache  # noqa: B019
+    def moved(self) -> list[dict[str, str]]:
+        """The commits that moved results though no golden start shows it."""
+        path = self.root / "tests/golden/moved.toml"
+        return tomllib.loads(path.read_text())["moved"] if path.is_file() else []
 
     def is_current(self, run: Result) -> bool:
         """Whether the golden start of the run's file is the one that it had when the run was made: by the contents of
-        the script where these had one golden start only, else by the commit."""
-        here = self.root / f"tests/golden/{run.script}.json"
-        if not here.is_file():
-            return False
+        the script where these had one golden start, but for its flags, else by the commit. And that no commit since is
+        one of moved()."""
+        same = self.same(run.script)
         then = {golden for sha256, golden in self.versions(run.script) if golden and sha256 == run.script_sha256}
-        if len(then) != 1:
-            then = {self.golden(run.script, str((run.git or {}).get("commit", "none")), run.started)}
-        return then == {start(here.read_bytes())}
+        commit = self.commit(str((run.git or {}).get("commit", "none")), run.started)
+        if len(then) != 1 and not (then and then <= same):
+            then = {self.golden(run.script, commit)}
+        for one in self.moved():
+            mine = (one["script"], one["env_id"]) == (run.script, run.env_id)
+            if mine and (not commit or self._git("rev-list", "-1", f"{commit}..{one['commit']}")):
+                return False
+        return then <= same
 
 
 def start(data: bytes) -> str:

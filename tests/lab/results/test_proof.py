@@ -164,11 +164,11 @@ def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
         name = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    def commit(script, metric, name="x"):
+    def commit(script, metric, name="x", flags=""):
         """Commit the script with these contents and this golden start; its hash, and that of the commit."""
         (tmp_path / f"algorithms/f/{name}.py").write_text(script)
         if metric is not None:
-            golden = {"flags": "", "library": "torch", "rows": [{"loss": metric}]}
+            golden = {"flags": flags, "library": "torch", "rows": [{"loss": metric}]}
             (tmp_path / f"tests/golden/{name}.json").write_text(json.dumps(golden))
         git("add", "-A")
         git("commit", "--allow-empty", "-m", script)
@@ -195,6 +195,30 @@ def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
     early = commit("y = 1", None, "y")
     commit("y = 1", 1.0, "y")
     assert is_current(*early, script="y")  # made before its golden start was recorded
+
+    before = commit("z = 1", None, "z")
+    one = commit("z = 1", 1.0, "z")
+    other = commit("z = 1", 9.0, "z", "--env-id e")  # recorded anew with other flags, which moves no result
+    words = commit("z = 1  # a comment", 9.0, "z", "--env-id e")
+    assert all(is_current(*each, script="z") for each in (before, one, other, words))
+    moved = commit("z = 1  # a comment", 8.0, "z", "--env-id e")
+    assert not is_current(*words, script="z") and is_current(*moved, script="z")
+    assert not any(is_current(*each, script="z") for each in (before, one, other))
+
+    silent = commit("y = 2", 1.0, "y")
+    row = f'[[moved]]\ncommit = "{silent[1]}"\nscript = "y"\nenv_id = "e"\nwhy = "w"\n'
+    (tmp_path / "tests/golden/moved.toml").write_text(row.replace('"e"', '"other"'))
+    assert is_current(*early, script="y") and is_current(*silent, script="y")
+    (tmp_path / "tests/golden/moved.toml").write_text(row)
+    later = commit("y = 2", 1.0, "y")
+    assert not is_current(*early, script="y") and not is_current(early[0], "0" * 40, script="y")
+    assert is_current(*silent, script="y") and is_current(*later, script="y")
+
+
+def test_a_commit_that_moved_results_unseen_is_of_this_repository():
+    for one in tomllib.loads((ROOT / "tests/golden/moved.toml").read_text())["moved"]:
+        assert one.keys() == {"commit", "script", "env_id", "why"} and one["script"] in script_paths()
+        assert re.fullmatch(r"[0-9a-f]{40}", one["commit"])
 
 
 def test_the_page_has_a_row_for_each_file(tmp_path):
