@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from solorl.catalog.header import Script
+from solorl.catalog.header import Script, parse_header
 from solorl.cli.listing import cores
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import statistics as st
 from solorl.lab.results import text
 from solorl.lab.results.read import read_all
 from solorl.lab.results.result import Result
+from solorl.scripts import script_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5  # from which on there is a verdict
@@ -121,12 +122,21 @@ def is_full(run: Result) -> bool:
 
 
 def peers(script: str, env_id: str, steps: float, path: Path = ROOT / "benchmark/published.toml") -> list[Peer]:
-    """Scores that others have published with this budget."""
-    return [
-        Peer(one[script][env_id], one["name"], one["url"], one["steps"], one["conditions"])
-        for one in published(path)["source"]
-        if env_id in one.get(script, ()) and (not one["steps"] or 0.95 < steps / one["steps"] < 1.05)
-    ]
+    """Scores that others have published with this budget; next to a file in JAX also those of its twin in torch."""
+    twin, found = twin_of(script), []
+    for one in published(path)["source"]:
+        name = script if env_id in one.get(script, ()) else twin
+        if env_id in one.get(name, ()) and (not one["steps"] or 0.95 < steps / one["steps"] < 1.05):
+            conditions = one["conditions"] + (", not in JAX" if name != script else "")
+            found.append(Peer(one[name][env_id], one["name"], one["url"], one["steps"], conditions))
+    return found
+
+
+@cache
+def twin_of(script: str) -> str:
+    """The torch file that a script in JAX corresponds to, "" where there is none."""
+    path = script_paths().get(script)
+    return Path((path and parse_header(path).twin) or "").stem
 
 
 def rows(results: Path, is_current: Callable[[Result], bool]) -> list[Row]:

@@ -128,6 +128,20 @@ def test_a_published_score_needs_the_same_budget(tmp_path):
     assert proof.peers("td7", "Ant-v5", 100.0, tmp_path / "p.toml") == []
 
 
+def test_a_score_of_a_torch_file_stands_next_to_its_twin_in_jax(tmp_path):
+    (tmp_path / "p.toml").write_text(
+        '[[source]]\nname = "A"\nurl = "u"\nsteps = 100\nconditions = "c"\n[source.dqn]\nCartPole-v1 = 7\n'
+        '[[source]]\nname = "B"\nurl = "u"\nsteps = 100\nconditions = "c"\n[source.dqn]\nCartPole-v1 = 8\n'
+        "[source.dqn_jax]\nCartPole-v1 = 9\n"
+    )
+    scores = {
+        name: [(one.score, one.conditions) for one in proof.peers(name, "CartPole-v1", 100.0, tmp_path / "p.toml")]
+        for name in ("dqn", "dqn_jax", "c51_jax", "not_of_ours")
+    }
+    assert scores["dqn"] == [(7, "c"), (8, "c")] and scores["dqn_jax"] == [(7, "c, not in JAX"), (9, "c")]
+    assert scores["c51_jax"] == scores["not_of_ours"] == []
+
+
 def test_the_most_telling_task_has_full_runs_then_seeds_then_is_hard():
     five, two = [1.0] * 5, [1.0] * 2
 
@@ -157,6 +171,10 @@ def test_every_published_score_is_of_a_file_and_has_a_source():
         scores = {name: table for name, table in one.items() if isinstance(table, dict)}
         assert scores and scores.keys() <= script_paths().keys()
         assert all(isinstance(score, int | float) for table in scores.values() for score in table.values())
+        page = re.match(
+            r"https://docs.cleanrl.dev/rl-algorithms/(\w+)/", one["url"]
+        )  # of CleanRL, which has one a method
+        assert not page or all(name.startswith(page[1]) for name in scores)
 
 
 def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
