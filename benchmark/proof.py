@@ -36,6 +36,7 @@ HARD = (
     r"^(Pong|Breakout|BeamRider)|NoFrameskip|^Starpilot|^atari/", r"-MinAtar$", r"^(Humanoid|Ant|HalfCheetah|Walker)",
     r"^Hopper-", r"^team/simple_|^lbf/", r"^(BipedalWalker|LunarLander)", r"^games/", r"^team/", r"^Pendulum", "^Mount",
 )  # fmt: skip
+BOARDS = r"^games/(TicTacToe|ConnectFour)"  # where a score is a fraction of points
 PROBES = r"^(pixel_probe|probes|penal|ppo_trxl_cue|Corridor)"  # tasks of the tests
 
 
@@ -277,9 +278,12 @@ def line(row: Row) -> str:
         why = findings.get(f"{row.script} {row.env_id}")
         verdict = f"below: [why]({why})" if why else "below, not looked into"
     others = sorted(row.peers, key=lambda peer: -peer.score)
+    task = f"{row.env_id}{row.variant and ', '}{row.variant}"
+    if re.search(BOARDS, row.env_id) and (opponents := row.runs[0].args.get("opponents")):
+        task += f", points against {opponents.partition(',')[0]}"
     shown = [f"{text.number(p.score)}: [{p.source}]({p.url}), {p.conditions}" for p in others]
     return " | ".join([
-        f"| [`{row.script}`](algorithms/{row.script}.md)", f"{row.env_id}{row.variant and ', '}{row.variant}",
+        f"| [`{row.script}`](algorithms/{row.script}.md)", task,
         f"{row.steps:,.0f}", str(runs), text.estimate(score) if score else "–", "; ".join(shown) or "–", verdict,
         f"{row.core_hours:.1f}" if row.core_hours >= 0.05 else "< 0.1",
         min((run.started[:10] for run in row.runs if run.started), default="–"),

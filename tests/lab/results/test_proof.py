@@ -77,7 +77,8 @@ def row(scores, published=(), **changes):
     runs = [Result("Hopper-v5", "td7", seed, args={"total_timesteps": 100}, global_step=100, wall_time=3600.0,
                    eval={"mean": [score]}) for seed, score in enumerate(scores)]  # fmt: skip
     peers = [proof.Peer(score, "P", "https://p", 100, "v4") for score in published]
-    return proof.Row("td7", "Hopper-v5", "", runs, **{"is_full": True, "peers": peers, "current": 0, **changes})
+    usual = {"env_id": "Hopper-v5", "runs": runs, "is_full": True, "peers": peers, "current": 0}
+    return proof.Row("td7", variant="", **{**usual, **changes})
 
 
 def test_a_verdict_is_said_where_the_interval_excludes_the_best_published_score():
@@ -259,6 +260,15 @@ def test_the_sums_count_rows_with_a_published_score():
     of_two = [replace(found[0], runs=[replace(each, args={"total_timesteps": n}) for each in found[0].runs[:2]])
               for n in (10, 10, 20)]  # fmt: skip
     assert sorted(one.budget for one in proof.telling([found[1], *of_two])) == [10, 20, 100]
+
+
+def test_a_row_of_a_board_names_the_opponent_of_its_score():
+    for env_id, task in (
+        ("games/TicTacToe-v0", "games/TicTacToe-v0, points against perfect"),
+        ("CartPole-v1", "CartPole-v1"),
+    ):
+        run = Result(env_id, "alphazero", 1, args={"opponents": "perfect,one-ply"}, eval={"mean": [0.5]})
+        assert f"| {task} |" in proof.line(row([1.0], env_id=env_id, runs=[run]))
 
 
 # ---------------------------------------------------------------------- benchmark/zoo.py
