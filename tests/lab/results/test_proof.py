@@ -68,7 +68,22 @@ def test_no_result_is_overwritten_and_none_goes_astray(tmp_path, capsys):
     made(tmp_path / "queue", "someone", "Else-v1", 1)
     assert collect.collect(tmp_path / "queue", tmp_path) == 2
     assert "another is in dqn" in (out := capsys.readouterr().out) and "nothing tells where it belongs" in out
+    assert "another is in dqn (--replace replaces it)" in out
     assert results.read(tmp_path / "dqn/CartPole-v1__dqn__1.json.gz").eval["mean"] == [1.0]
+
+
+def test_a_repeated_run_replaces_its_old_result_on_demand(tmp_path, capsys):
+    old = made(tmp_path / "dqn", "dqn", "CartPole-v1", 1, started="2026-11-21T00:00:00Z")
+    same = made(tmp_path / "dqn", "dqn", "CartPole-v1", 2)
+    made(tmp_path / "queue", "dqn", "CartPole-v1", 1, score=2.0)
+    made(tmp_path / "queue", "dqn", "CartPole-v1", 2)
+    assert collect.collect(tmp_path / "queue", tmp_path, dry=True, replace=True) == 0
+    assert results.read(old).eval["mean"] == [1.0]
+    assert collect.collect(tmp_path / "queue", tmp_path, replace=True) == 0
+    out = capsys.readouterr().out.splitlines()
+    lines = [f"{old.name} -> dqn, replaced that of 2026-11-21", f"{same.name} -> dqn"]
+    assert out == [*lines, *lines]  # the trial says the same
+    assert results.read(old).eval["mean"] == [2.0] and not list((tmp_path / "queue").iterdir())
 
 
 # ---------------------------------------------------------------------- benchmark/proof.py
