@@ -275,7 +275,7 @@ def line(row: Row) -> str:
     if not row.is_full and (why := cut(row.runs[0])):
         verdict += f": {why}"
     if verdict == "below":
-        why = findings.get(f"{row.script} {row.env_id}")
+        why = findings.get(f"{row.script} {row.env_id} {row.variant}".strip())
         verdict = f"below: [why]({why})" if why else "below, not looked into"
     others = sorted(row.peers, key=lambda peer: -peer.score)
     task = f"{row.env_id}{row.variant and ', '}{row.variant}"

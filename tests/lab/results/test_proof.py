@@ -277,6 +277,15 @@ def test_the_sums_count_rows_with_a_published_score():
     assert sorted(one.budget for one in proof.telling([found[1], *of_two])) == [10, 20, 100]
 
 
+def test_a_row_below_its_peer_says_why_where_it_was_looked_into():
+    below = row([1.0] * 5, [2.0], env_id="LunarLander-v3")
+    ppo, unclipped = replace(below, script="ppo"), replace(below, script="ppo", variant="unclipped")
+    assert "| below: [why](results/ppo.md#" in proof.line(ppo)
+    assert "| below, not looked into |" in proof.line(unclipped)
+    for key, page in proof.published()["findings"].items():
+        assert key.split()[0] in script_paths() and (ROOT / "docs" / page.partition("#")[0]).is_file()
+
+
 def test_a_row_of_a_board_names_the_opponent_of_its_score():
     for env_id, task in (
         ("games/TicTacToe-v0", "games/TicTacToe-v0, points against perfect"),
