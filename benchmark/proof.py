@@ -232,7 +232,7 @@ class History:
             starts.setdefault(sha256, set()).update({golden} - {""})
         for each in starts.values():
             flags = [json.loads(golden)[0] for golden in each]
-            if found & each and len(set(flags)) == len(flags):  # recorded anew for its flags, not for its rows
+            if found & each and len(set(flags)) == len(flags):  # recorded again for its flags, not for its rows
                 found |= each
         return found
 
@@ -244,7 +244,7 @@ class History:
 
     def is_current(self, run: Result) -> bool:
         """Whether the golden start of the run's file is the one that it had when the run was made: by the contents of
-        the script where these had one golden start, but for its flags, else by the commit. And that no commit since is
+        the script where these had one golden start, whatever its flags, else by the commit. And that no commit since is
         one of moved()."""
         same = self.same(run.script)
         then = {golden for sha256, golden in self.versions(run.script) if golden and sha256 == run.script_sha256}

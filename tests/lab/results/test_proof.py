@@ -232,7 +232,7 @@ def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
 
     before = commit("z = 1", None, "z")
     one = commit("z = 1", 1.0, "z")
-    other = commit("z = 1", 9.0, "z", "--env-id e")  # recorded anew with other flags, which moves no result
+    other = commit("z = 1", 9.0, "z", "--env-id e")  # recorded again with other flags, which moves no result
     words = commit("z = 1  # a comment", 9.0, "z", "--env-id e")
     assert all(is_current(*each, script="z") for each in (before, one, other, words))
     moved = commit("z = 1  # a comment", 8.0, "z", "--env-id e")
@@ -271,7 +271,7 @@ def test_the_sums_count_rows_with_a_published_score():
     sums, _ = proof.tables([SimpleNamespace(name="td7", family="actor_critic")], found)
     assert sums.endswith("Of 4 rows with a published score 1 above, 1 equal, 1 below, 1 undecided.")
     run = replace(found[3].runs[0], script="redq")
-    assert "| curve only: cut, the least" in proof.line(replace(found[3], is_full=False, runs=[run]))
+    assert "| curve only: cut, the smallest" in proof.line(replace(found[3], is_full=False, runs=[run]))
     of_two = [replace(found[0], runs=[replace(each, args={"total_timesteps": n}) for each in found[0].runs[:2]])
               for n in (10, 10, 20)]  # fmt: skip
     assert sorted(one.budget for one in proof.telling([found[1], *of_two])) == [10, 20, 100]
