@@ -1,10 +1,11 @@
 """Moves the results of the queue to the folders of their families' suites, and says where each went.
 
-python benchmark/collect.py [--from benchmark/results/queue] [--results benchmark/results] [--dry-run]
+python benchmark/collect.py [--from benchmark/results/queue] [--results benchmark/results] [--replace] [--dry-run]
 
 A result belongs where the results of its script on its environment are: those of its variant and its budget before
 others. A script that is new on an environment goes by KINDS, else where its other results are, else where those of its
-parent or twin are. A file that is there already, with the same contents, is only removed from the queue's folder.
+parent or twin are. A file that is there already, with the same contents, is only removed from the queue's folder. Of a
+run that was repeated, with other contents, the old result stays and the new one waits, unless --replace is given.
 """
 
 import argparse
@@ -60,21 +61,22 @@ def _nearest(one: Result, known: list[tuple[str, Result]], anywhere: bool = Fals
     return max(counts, key=lambda folder: counts[folder]) if counts else None
 
 
-def collect(source: Path, results: Path, dry: bool = False) -> int:
-    """Move all that is in `source`; how many files stay: nothing tells where they belong, or another is there."""
+def collect(source: Path, results: Path, dry: bool = False, replace: bool = False) -> int:
+    """Move all that is in `source`; how many files stay: nothing tells where they belong, or another is there, which
+    `replace` replaces."""
     folders = [path for path in results.iterdir() if path.is_dir() and path.name not in CLOSED and path != source]
     known = [(folder.name, read(path)) for folder in folders for path in folder.glob("*.json.gz")]
     left = 0
     for path in sorted(source.glob("*.json.gz")):
         folder = home(read(path), known)
         target = results / str(folder) / path.name
-        if folder is None or (target.exists() and target.read_bytes() != path.read_bytes()):
+        other = folder is not None and target.exists() and target.read_bytes() != path.read_bytes()
+        if folder is None or (other and not replace):
             left += 1
-            print(
-                f"{path.name} stays: {'another is in ' + str(folder) if folder else 'nothing tells where it belongs'}"
-            )
+            why = f"another is in {folder} (--replace replaces it)" if other else "nothing tells where it belongs"
+            print(f"{path.name} stays: {why}")
             continue
-        print(f"{path.name} -> {folder}")
+        print(f"{path.name} -> {folder}{f', replaced that of {read(target).started[:10]}' if other else ''}")
         if not dry:
             target.parent.mkdir(exist_ok=True)
             shutil.move(path, target)
@@ -86,9 +88,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--from", dest="source", metavar="DIR", type=Path, help="default benchmark/results/queue")
     parser.add_argument("--results", metavar="DIR", type=Path, default=RESULTS, help="the folder of the folders")
+    parser.add_argument("--replace", action="store_true", help="results of repeated runs replace the old ones")
     parser.add_argument("--dry-run", action="store_true", help="only say where each would go")
     args = parser.parse_args()
-    return int(bool(collect(args.source or args.results / "queue", args.results, args.dry_run)))
+    return int(bool(collect(args.source or args.results / "queue", args.results, args.dry_run, args.replace)))
 
 
 if __name__ == "__main__":

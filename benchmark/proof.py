@@ -12,27 +12,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from core_hours import cores
 
-from solorl.catalog.header import Script
+from solorl.catalog.header import Script, parse_header
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import statistics as st
 from solorl.lab.results import text
 from solorl.lab.results.read import read_all
 from solorl.lab.results.result import Result
+from solorl.scripts import script_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5  # from which on there is a verdict
 # Words of a variant whose runs were cut, or had other settings than the page: they are curves only.
 CUT = r"\b(early|short|budget|half|until|narrow|small)\b"
-ASIDE = ("queue", "tune", "halfcheetah_search", "minatar_looks")  # folders of searches, and of what has not moved yet
+# Folders of searches, and of what has not moved yet.
+ASIDE = ("queue", "tune", "halfcheetah_search", "minatar_looks", "muzero_search")
 # Tasks by what they tell, the hardest first; what is not here comes after them.
 HARD = (
     r"^(Pong|Breakout|BeamRider)|NoFrameskip|^Starpilot|^atari/", r"-MinAtar$", r"^(Humanoid|Ant|HalfCheetah|Walker)",
     r"^Hopper-", r"^team/simple_|^lbf/", r"^(BipedalWalker|LunarLander)", r"^games/", r"^team/", r"^Pendulum", "^Mount",
 )  # fmt: skip
+BOARDS = r"^games/(TicTacToe|ConnectFour)"  # where a score is a fraction of points
 PROBES = r"^(pixel_probe|probes|penal|ppo_trxl_cue|Corridor)"  # tasks of the tests
 
 
@@ -49,7 +53,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one script on one environment with one variant."""
+    """The runs of one script on one environment with one variant and one budget."""
 
     script: str
     env_id: str
@@ -64,6 +68,11 @@ class Row:
         """The mean of the runs, because others publish means, with its interval; None where no run was evaluated."""
         found = [value for run in self.runs if (value := cmp.score(run, "eval")) is not None]
         return cmp.estimate(st.mean, [np.array(found)]) if found else None
+
+    @property
+    def budget(self) -> int:
+        """The steps that its runs were given."""
+        return self.runs[0].args.get("total_timesteps") or 0
 
     @property
     def steps(self) -> float:
@@ -89,52 +98,85 @@ class Row:
 
 
 # ---------------------------------------------------------------------- data
+@cache
+def published(path: Path = ROOT / "benchmark/published.toml") -> dict[str, Any]:
+    """The scores of others, and what belongs to them."""
+    return tomllib.loads(path.read_text())
+
+
+def cut(run: Result) -> str:
+    """Why the budget of a run is too small for its task to tell what the file can do, by the table "cut"; else ""."""
+    for one in published()["cut"]:
+        ours = run.script in one.get("scripts", [run.script]) and re.search(one["env_ids"], run.env_id)
+        if ours and (run.args.get("total_timesteps") or 0) < 0.95 * one["steps"]:
+            return str(one["why"])
+    return ""
+
+
 def is_full(run: Result) -> bool:
-    """Whether a run came to the end of its budget, with the settings of its page, on a task that tells something."""
+    """Whether a run came to the end of its budget, with the settings of its page, on a task that tells something.
+    Not where it could have ended at a return, which makes those that did not a choice of the weak."""
     total = run.args.get("total_timesteps") or 0
-    whole = run.status == "finished" and run.global_step > 0.95 * total
-    return whole and not re.search(CUT, run.variant.replace("_", " ")) and not re.match(PROBES, run.env_id)
+    whole = run.status == "finished" and run.global_step > 0.95 * total and run.args.get("target_return") is None
+    named = re.search(CUT, run.variant.replace("_", " ")) or re.match(PROBES, run.env_id)
+    return whole and not named and not cut(run)
 
 
 def peers(script: str, env_id: str, steps: float, path: Path = ROOT / "benchmark/published.toml") -> list[Peer]:
-    """Scores that others have published with this budget."""
-    sources = tomllib.loads(path.read_text())["source"]
-    return [
-        Peer(one[script][env_id], one["name"], one["url"], one["steps"], one["conditions"])
-        for one in sources
-        if env_id in one.get(script, ()) and (not one["steps"] or 0.95 < steps / one["steps"] < 1.05)
-    ]
+    """Scores that others have published with this budget; next to a file in JAX also those of its twin in torch."""
+    twin, found = twin_of(script), []
+    for one in published(path)["source"]:
+        name = script if env_id in one.get(script, ()) else twin
+        if env_id in one.get(name, ()) and (not one["steps"] or 0.95 < steps / one["steps"] < 1.05):
+            conditions = one["conditions"] + (", not in JAX" if name != script else "")
+            found.append(Peer(one[name][env_id], one["name"], one["url"], one["steps"], conditions))
+    return found
+
+
+@cache
+def twin_of(script: str) -> str:
+    """The torch file that a script in JAX corresponds to, "" where there is none."""
+    path = script_paths().get(script)
+    return Path((path and parse_header(path).twin) or "").stem
 
 
 def rows(results: Path, is_current: Callable[[Result], bool]) -> list[Row]:
-    """A row for each script, environment and variant in a folder of folders of results."""
+    """A row for each script, environment, variant and budget in a folder of folders of results."""
     folders = [path for path in sorted(results.iterdir()) if path.is_dir() and path.name not in ASIDE]
     runs = read_all(folders, whole=True, unfinished=True)[0]
-    groups: dict[tuple[str, str, str, bool], list[Result]] = {}
+    groups: dict[tuple[str, str, str, int, bool], list[Result]] = {}
     for run in runs:
-        groups.setdefault((run.script, run.env_id, run.variant, is_full(run)), []).append(run)
+        budget = run.args.get("total_timesteps") or 0
+        groups.setdefault((run.script, run.env_id, run.variant, budget, is_full(run)), []).append(run)
     found = []
-    for (script, env_id, variant, full), group in groups.items():
+    for (script, env_id, variant, _, full), group in groups.items():
         row = Row(script, env_id, variant, group, full, [], sum(map(is_current, group)))
         found.append(replace(row, peers=peers(script, env_id, row.steps)))
     return found
 
 
 def telling(found: Sequence[Row]) -> list[Row]:
-    """Of the rows of one script, one for each environment, the most telling one, and those that stand next to a peer.
+    """Of the rows of one script the most telling one, then those that stand next to a peer: one for each environment
+    and budget, and all with SEEDS seeds.
 
-    Full runs come before others, then many seeds, up to SEEDS, then a hard task, then the settings without a name.
+    Full runs come before others, tasks of the tests last, then many seeds, up to SEEDS, of SEEDS those of the file as
+    it is, then a hard task, then the settings without a name.
     """
 
     def rank(row: Row) -> tuple[float, ...]:
         hard = next((i for i, pattern in enumerate(HARD) if re.search(pattern, row.env_id)), len(HARD))
-        return (-row.is_full, -min(len(row.runs), SEEDS), hard, bool(row.variant), -row.steps, -len(row.runs))
+        seeds = min(len(row.runs), SEEDS)
+        old = seeds == SEEDS and row.current < len(row.runs)
+        probe = bool(re.match(PROBES, row.env_id))
+        return (-row.is_full, probe, -seeds, old, hard, bool(row.variant), -row.steps, -len(row.runs))
 
-    best: dict[str, Row] = {}
-    for row in sorted(found, key=rank):
-        best.setdefault(row.env_id, row)
-    first, *others = best.values()
-    return [first, *(row for row in others if row.peers and row.is_full)]
+    first, *others = sorted(found, key=rank)
+    chosen, seen = [first], {(first.env_id, first.budget)}
+    for row in (one for one in others if one.peers and one.is_full):
+        if (row.env_id, row.budget) not in seen or len(row.runs) >= SEEDS:
+            chosen.append(row)
+            seen.add((row.env_id, row.budget))
+    return chosen
 
 
 # ---------------------------------------------------------------------- current or not
@@ -169,22 +211,51 @@ class History:
         return [(hashlib.sha256(a).hexdigest(), start(b)) for a, b in zip(found[::2], found[1::2], strict=True)]
 
     @cache  # noqa: B019
-    def golden(self, script: str, commit: str, moment: str) -> str:
-        """The golden start of a script at a commit, or, where the repository has not got it, at a moment."""
-        if self._git("cat-file", "-t", commit) != b"commit\n":
-            commit = self._git("rev-list", "-1", f"--before={moment}", "HEAD").decode().strip()
+    def golden(self, script: str, commit: str) -> str:
+        """The golden start of a script at a commit."""
         return start(self._git("show", f"{commit}:tests/golden/{script}.json")) if commit else ""
+
+    @cache  # noqa: B019
+    def commit(self, commit: str, moment: str) -> str:
+        """A commit, or, where the repository has not got it, the last one before a moment; "" before the first."""
+        if self._git("cat-file", "-t", commit) == b"commit\n":
+            return commit
+        return self._git("rev-list", "-1", f"--before={moment}", "HEAD").decode().strip()
+
+    @cache  # noqa: B019
+    def same(self, script: str) -> set[str]:
+        """The golden start of a script as it is, and those of the same contents that had other flags."""
+        here = self.root / f"tests/golden/{script}.json"
+        found = {start(here.read_bytes())} if here.is_file() else set()
+        starts: dict[str, set[str]] = {}
+        for sha256, golden in self.versions(script) if found else ():
+            starts.setdefault(sha256, set()).update({golden} - {""})
+        for each in starts.values():
+            flags = [json.loads(golden)[0] for golden in each]
+            if found & each and len(set(flags)) == len(flags):  # recorded again for its flags, not for its rows
+                found |= each
+        return found
+
+    @cache  # noqa: B019
+    def moved(self) -> list[dict[str, str]]:
+        """The commits that moved results though no golden start shows it."""
+        path = self.root / "tests/golden/moved.toml"
+        return tomllib.loads(path.read_text())["moved"] if path.is_file() else []
 
     def is_current(self, run: Result) -> bool:
         """Whether the golden start of the run's file is the one that it had when the run was made: by the contents of
-        the script where these had one golden start only, else by the commit."""
-        here = self.root / f"tests/golden/{run.script}.json"
-        if not here.is_file():
-            return False
+        the script where these had one golden start, whatever its flags, else by the commit. And that no commit since is
+        one of moved()."""
+        same = self.same(run.script)
         then = {golden for sha256, golden in self.versions(run.script) if golden and sha256 == run.script_sha256}
-        if len(then) != 1:
-            then = {self.golden(run.script, str((run.git or {}).get("commit", "none")), run.started)}
-        return then == {start(here.read_bytes())}
+        commit = self.commit(str((run.git or {}).get("commit", "none")), run.started)
+        if len(then) != 1 and not (then and then <= same):
+            then = {self.golden(run.script, commit)}
+        for one in self.moved():
+            mine = (one["script"], one["env_id"]) == (run.script, run.env_id)
+            if mine and (not commit or self._git("rev-list", "-1", f"{commit}..{one['commit']}")):
+                return False
+        return then <= same
 
 
 def start(data: bytes) -> str:
@@ -199,15 +270,20 @@ HEAD = ["file", "task", "steps", "seeds", "mean score", "published", "verdict", 
 
 def line(row: Row) -> str:
     """A row of the table."""
-    findings = tomllib.loads((ROOT / "benchmark/published.toml").read_text()).get("findings", {})
+    findings = published().get("findings", {})
     verdict, score, runs = row.verdict, row.score, len(row.runs)
+    if not row.is_full and (why := cut(row.runs[0])):
+        verdict += f": {why}"
     if verdict == "below":
-        why = findings.get(f"{row.script} {row.env_id}")
+        why = findings.get(f"{row.script} {row.env_id} {row.variant}".strip())
         verdict = f"below: [why]({why})" if why else "below, not looked into"
     others = sorted(row.peers, key=lambda peer: -peer.score)
+    task = f"{row.env_id}{row.variant and ', '}{row.variant}"
+    if re.search(BOARDS, row.env_id) and (opponents := row.runs[0].args.get("opponents")):
+        task += f", points against {opponents.partition(',')[0]}"
     shown = [f"{text.number(p.score)}: [{p.source}]({p.url}), {p.conditions}" for p in others]
     return " | ".join([
-        f"| [`{row.script}`](algorithms/{row.script}.md)", f"{row.env_id}{row.variant and ', '}{row.variant}",
+        f"| [`{row.script}`](algorithms/{row.script}.md)", task,
         f"{row.steps:,.0f}", str(runs), text.estimate(score) if score else "–", "; ".join(shown) or "–", verdict,
         f"{row.core_hours:.1f}" if row.core_hours >= 0.05 else "< 0.1",
         min((run.started[:10] for run in row.runs if run.started), default="–"),
@@ -222,11 +298,11 @@ def tables(scripts: Sequence[Script], found: Sequence[Row]) -> tuple[str, str]:
     full = {name: [row for row in mine if row.is_full] for name, mine in by_script.items()}
     five = sum(any(len(row.runs) >= SEEDS for row in mine) for mine in full.values())
     verdicts = [row.verdict for mine in chosen.values() for row in mine]
-    words = {"above": "exceeded", "equal": "equalled", "below": "missed", "undecided": "undecided"}
+    words = ("above", "equal", "below", "undecided")
     sums = (
         f"{five} of {len(by_script)} files have five seeds of a full run, {sum(map(bool, full.values()))} a full run, "
-        f"{len(chosen)} any data. Of {sum(verdicts.count(word) for word in words)} published scores "
-        f"{', '.join(f'{verdicts.count(word)} {what}' for word, what in words.items())}."
+        f"{len(chosen)} any data. Of {sum(verdicts.count(word) for word in words)} rows with a published score "
+        f"{', '.join(f'{verdicts.count(word)} {word}' for word in words)}."
     )
     parts = []
     for family in dict.fromkeys(one.family for one in scripts):

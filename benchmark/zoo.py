@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmark/results", help="the folder of the folders")
     parser.add_argument("--zoo", type=Path, default=ROOT / "zoo", help="the folder to bring up to date")
     args = parser.parse_args()
-    build(proof.rows(args.results, lambda run: False), args.runs, args.zoo)
+    build(proof.rows(args.results, proof.History().is_current), args.runs, args.zoo)
     return 0
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import test_report
@@ -72,7 +73,22 @@ def test_no_result_is_overwritten_and_none_goes_astray(tmp_path, capsys):
     made(tmp_path / "queue", "someone", "Else-v1", 1)
     assert collect.collect(tmp_path / "queue", tmp_path) == 2
     assert "another is in dqn" in (out := capsys.readouterr().out) and "nothing tells where it belongs" in out
+    assert "another is in dqn (--replace replaces it)" in out
     assert results.read(tmp_path / "dqn/CartPole-v1__dqn__1.json.gz").eval["mean"] == [1.0]
+
+
+def test_a_repeated_run_replaces_its_old_result_on_demand(tmp_path, capsys):
+    old = made(tmp_path / "dqn", "dqn", "CartPole-v1", 1, started="2026-11-21T00:00:00Z")
+    same = made(tmp_path / "dqn", "dqn", "CartPole-v1", 2)
+    made(tmp_path / "queue", "dqn", "CartPole-v1", 1, score=2.0)
+    made(tmp_path / "queue", "dqn", "CartPole-v1", 2)
+    assert collect.collect(tmp_path / "queue", tmp_path, dry=True, replace=True) == 0
+    assert results.read(old).eval["mean"] == [1.0]
+    assert collect.collect(tmp_path / "queue", tmp_path, replace=True) == 0
+    out = capsys.readouterr().out.splitlines()
+    lines = [f"{old.name} -> dqn, replaced that of 2026-11-21", f"{same.name} -> dqn"]
+    assert out == [*lines, *lines]  # the trial says the same
+    assert results.read(old).eval["mean"] == [2.0] and not list((tmp_path / "queue").iterdir())
 
 
 # ---------------------------------------------------------------------- benchmark/proof.py
@@ -81,7 +97,8 @@ def row(scores, published=(), **changes):
     runs = [Result("Hopper-v5", "td7", seed, args={"total_timesteps": 100}, global_step=100, wall_time=3600.0,
                    eval={"mean": [score]}) for seed, score in enumerate(scores)]  # fmt: skip
     peers = [proof.Peer(score, "P", "https://p", 100, "v4") for score in published]
-    return proof.Row("td7", "Hopper-v5", "", runs, **{"is_full": True, "peers": peers, "current": 0, **changes})
+    usual = {"env_id": "Hopper-v5", "runs": runs, "is_full": True, "peers": peers, "current": 0}
+    return proof.Row("td7", variant="", **{**usual, **changes})
 
 
 def test_a_verdict_is_said_where_the_interval_excludes_the_best_published_score():
@@ -96,14 +113,30 @@ def test_a_verdict_is_said_where_the_interval_excludes_the_best_published_score(
 
 
 def test_a_run_is_full_with_the_budget_and_settings_of_its_page():
-    whole = Result("Hopper-v5", "td7", 1, args={"total_timesteps": 100}, global_step=99)
+    whole = Result("Hopper-v5", "bc", 1, args={"total_timesteps": 100, "target_return": None}, global_step=99)
     assert proof.is_full(whole)
     for changes in (
         {"global_step": 80}, {"status": "stopped"}, {"variant": "medium short"}, {"variant": "medium-replay early"},
-        {"env_id": "pixel_probe:Catch-v0"},
+        {"env_id": "pixel_probe:Catch-v0"}, {"args": {"total_timesteps": 100, "target_return": 9.0}},
+        {"script": "ppo_procgen", "env_id": "StarpilotEasy-v0"}, {"script": "redq"},
     ):  # fmt: skip
         assert not proof.is_full(replace(whole, **changes)), changes
     assert proof.is_full(replace(whole, variant="shortcut"))
+
+
+def test_runs_of_two_budgets_are_two_rows(tmp_path):
+    for seed, steps in enumerate((100_000, 100_000, 1_000_000)):
+        made(tmp_path / "modern", "sac_continuous_action", "Hopper-v5", seed, steps=steps)
+    found = proof.rows(tmp_path, lambda run: True)
+    assert sorted((row.budget, row.steps, len(row.runs)) for row in found) == [(10**5, 10**5, 2), (10**6, 10**6, 1)]
+    assert [len({peer.steps for peer in row.peers}) for row in found] == [1, 1]
+    assert sorted(row.budget for row in proof.telling(found)) == [10**5, 10**6]
+
+
+def test_a_page_has_the_rows_of_searches_nowhere(tmp_path):
+    made(tmp_path / "muzero_search", "gumbel_muzero_jax", "CartPole-v1", 1)
+    made(tmp_path / "planning", "gumbel_muzero_jax", "CartPole-v1", 2)
+    assert [[run.seed for run in row.runs] for row in proof.rows(tmp_path, lambda run: True)] == [[2]]
 
 
 def test_a_published_score_needs_the_same_budget(tmp_path):
@@ -114,6 +147,20 @@ def test_a_published_score_needs_the_same_budget(tmp_path):
     assert [one.source for one in proof.peers("td7", "Hopper-v5", 99.0, tmp_path / "p.toml")] == ["A", "B"]
     assert [one.source for one in proof.peers("td7", "Hopper-v5", 300.0, tmp_path / "p.toml")] == ["B"]
     assert proof.peers("td7", "Ant-v5", 100.0, tmp_path / "p.toml") == []
+
+
+def test_a_score_of_a_torch_file_stands_next_to_its_twin_in_jax(tmp_path):
+    (tmp_path / "p.toml").write_text(
+        '[[source]]\nname = "A"\nurl = "u"\nsteps = 100\nconditions = "c"\n[source.dqn]\nCartPole-v1 = 7\n'
+        '[[source]]\nname = "B"\nurl = "u"\nsteps = 100\nconditions = "c"\n[source.dqn]\nCartPole-v1 = 8\n'
+        "[source.dqn_jax]\nCartPole-v1 = 9\n"
+    )
+    scores = {
+        name: [(one.score, one.conditions) for one in proof.peers(name, "CartPole-v1", 100.0, tmp_path / "p.toml")]
+        for name in ("dqn", "dqn_jax", "c51_jax", "not_of_ours")
+    }
+    assert scores["dqn"] == [(7, "c"), (8, "c")] and scores["dqn_jax"] == [(7, "c, not in JAX"), (9, "c")]
+    assert scores["c51_jax"] == scores["not_of_ours"] == []
 
 
 def test_the_most_telling_task_has_full_runs_then_seeds_then_is_hard():
@@ -127,7 +174,15 @@ def test_the_most_telling_task_has_full_runs_then_seeds_then_is_hard():
     assert first(easy, row(two)) == "Pendulum-v1"
     assert first(row(two), replace(easy, is_full=False)) == "Hopper-v5"
     assert len(proof.telling([easy, hard])) == 1  # a further row is one with a published score
-    assert len(proof.telling([hard, replace(easy, peers=row([1.0], [2.0]).peers)])) == 2
+    beside = row(five, [2.0])  # a row with a published score
+    assert len(proof.telling([hard, replace(easy, peers=beside.peers)])) == 2
+    assert first(replace(easy, current=5), replace(hard, current=4)) == "Pendulum-v1"  # runs of the file as it is
+    assert first(replace(easy, runs=easy.runs[:4], current=4), replace(hard, runs=hard.runs[:4])) == "Hopper-v5"
+    probe = replace(hard, env_id="Corridor-v5", is_full=False)
+    assert first(probe, replace(row(two), env_id="Pong-v5", is_full=False)) == "Pong-v5"  # tasks of the tests are last
+    # of one environment and budget the best row, and all with five seeds
+    assert len(proof.telling([beside, replace(row(two, [2.0]), variant="unclipped")])) == 1
+    assert [one.variant for one in proof.telling([replace(beside, variant="tuned"), beside])] == ["", "tuned"]
 
 
 def test_every_published_score_is_of_a_file_and_has_a_source():
@@ -137,6 +192,10 @@ def test_every_published_score_is_of_a_file_and_has_a_source():
         scores = {name: table for name, table in one.items() if isinstance(table, dict)}
         assert scores and scores.keys() <= script_paths().keys()
         assert all(isinstance(score, int | float) for table in scores.values() for score in table.values())
+        page = re.match(
+            r"https://docs.cleanrl.dev/rl-algorithms/(\w+)/", one["url"]
+        )  # of CleanRL, which has one a method
+        assert not page or all(name.startswith(page[1]) for name in scores)
 
 
 def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
@@ -144,11 +203,11 @@ def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
         name = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    def commit(script, metric, name="x"):
+    def commit(script, metric, name="x", flags=""):
         """Commit the script with these contents and this golden start; its hash, and that of the commit."""
         (tmp_path / f"algorithms/f/{name}.py").write_text(script)
         if metric is not None:
-            golden = {"flags": "", "library": "torch", "rows": [{"loss": metric}]}
+            golden = {"flags": flags, "library": "torch", "rows": [{"loss": metric}]}
             (tmp_path / f"tests/golden/{name}.json").write_text(json.dumps(golden))
         git("add", "-A")
         git("commit", "--allow-empty", "-m", script)
@@ -176,6 +235,30 @@ def test_a_result_is_current_until_its_golden_start_moves(tmp_path):
     commit("y = 1", 1.0, "y")
     assert is_current(*early, script="y")  # made before its golden start was recorded
 
+    before = commit("z = 1", None, "z")
+    one = commit("z = 1", 1.0, "z")
+    other = commit("z = 1", 9.0, "z", "--env-id e")  # recorded again with other flags, which moves no result
+    words = commit("z = 1  # a comment", 9.0, "z", "--env-id e")
+    assert all(is_current(*each, script="z") for each in (before, one, other, words))
+    moved = commit("z = 1  # a comment", 8.0, "z", "--env-id e")
+    assert not is_current(*words, script="z") and is_current(*moved, script="z")
+    assert not any(is_current(*each, script="z") for each in (before, one, other))
+
+    silent = commit("y = 2", 1.0, "y")
+    row = f'[[moved]]\ncommit = "{silent[1]}"\nscript = "y"\nenv_id = "e"\nwhy = "w"\n'
+    (tmp_path / "tests/golden/moved.toml").write_text(row.replace('"e"', '"other"'))
+    assert is_current(*early, script="y") and is_current(*silent, script="y")
+    (tmp_path / "tests/golden/moved.toml").write_text(row)
+    later = commit("y = 2", 1.0, "y")
+    assert not is_current(*early, script="y") and not is_current(early[0], "0" * 40, script="y")
+    assert is_current(*silent, script="y") and is_current(*later, script="y")
+
+
+def test_a_commit_that_moved_results_unseen_is_of_this_repository():
+    for one in tomllib.loads((ROOT / "tests/golden/moved.toml").read_text())["moved"]:
+        assert one.keys() == {"commit", "script", "env_id", "why"} and one["script"] in script_paths()
+        assert re.fullmatch(r"[0-9a-f]{40}", one["commit"])
+
 
 def test_the_page_has_a_row_for_each_file(tmp_path):
     made(tmp_path / "modern", "td7", "Hopper-v5", 1, steps=100_000)
@@ -185,6 +268,36 @@ def test_the_page_has_a_row_for_each_file(tmp_path):
     assert tables.count("no row yet") == len(scripts()) - 1
     assert "| Hopper-v5 | 100,000 | 1 | 1.00 | – | no peer | 1.0 | – | yes |" in tables
     assert sums.startswith(f"0 of {len(scripts())} files have five seeds of a full run, 1 a full run, 1 any data.")
+
+
+def test_the_sums_count_rows_with_a_published_score():
+    three = [row([9.0, 10.0, 10.0, 10.0, 11.0], [best]) for best in (5.0, 10.0, 12.0)]
+    found = [replace(one, env_id=str(i)) for i, one in enumerate([*three, row([1.0], [2.0])])]
+    sums, _ = proof.tables([SimpleNamespace(name="td7", family="actor_critic")], found)
+    assert sums.endswith("Of 4 rows with a published score 1 above, 1 equal, 1 below, 1 undecided.")
+    run = replace(found[3].runs[0], script="redq")
+    assert "| curve only: cut, the smallest" in proof.line(replace(found[3], is_full=False, runs=[run]))
+    of_two = [replace(found[0], runs=[replace(each, args={"total_timesteps": n}) for each in found[0].runs[:2]])
+              for n in (10, 10, 20)]  # fmt: skip
+    assert sorted(one.budget for one in proof.telling([found[1], *of_two])) == [10, 20, 100]
+
+
+def test_a_row_below_its_peer_says_why_where_it_was_looked_into():
+    below = row([1.0] * 5, [2.0], env_id="LunarLander-v3")
+    ppo, unclipped = replace(below, script="ppo"), replace(below, script="ppo", variant="unclipped")
+    assert "| below: [why](results/ppo.md#" in proof.line(ppo)
+    assert "| below, not looked into |" in proof.line(unclipped)
+    for key, page in proof.published()["findings"].items():
+        assert key.split()[0] in script_paths() and (ROOT / "docs" / page.partition("#")[0]).is_file()
+
+
+def test_a_row_of_a_board_names_the_opponent_of_its_score():
+    for env_id, task in (
+        ("games/TicTacToe-v0", "games/TicTacToe-v0, points against perfect"),
+        ("CartPole-v1", "CartPole-v1"),
+    ):
+        run = Result(env_id, "alphazero", 1, args={"opponents": "perfect,one-ply"}, eval={"mean": [0.5]})
+        assert f"| {task} |" in proof.line(row([1.0], env_id=env_id, runs=[run]))
 
 
 # ---------------------------------------------------------------------- benchmark/zoo.py
