@@ -16,6 +16,7 @@ from conftest import ROOT
 
 from solorl import trust
 from solorl.catalog.header import scripts
+from solorl.errors import UsageError
 from solorl.lab.results import comparison
 from solorl.lab.results import curves as cv
 from solorl.lab.results import result as results
@@ -24,6 +25,7 @@ from solorl.lab.results.result import Result
 from solorl.scripts import script_paths
 
 sys.path.insert(0, str(ROOT / "benchmark"))
+import against
 import collect
 import core_hours
 import pages
@@ -298,6 +300,23 @@ def test_a_row_of_a_board_names_the_opponent_of_its_score():
     ):
         run = Result(env_id, "alphazero", 1, args={"opponents": "perfect,one-ply"}, eval={"mean": [0.5]})
         assert f"| {task} |" in proof.line(row([1.0], env_id=env_id, runs=[run]))
+
+
+# ---------------------------------------------------------------------- benchmark/against.py
+def test_earlier_results_are_those_of_the_commit_under_another_name(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], cwd=tmp_path, check=True)
+
+    suite = tmp_path / "benchmark/results/short"
+    made(suite, "ppo", "CartPole-v1", 1, score=3.0), made(suite, "ppo", "CartPole-v1", 2, "wide", score=4.0)
+    for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "results")):
+        git(*words)
+    made(suite, "ppo", "CartPole-v1", 1, score=9.0)  # since then
+    against.earlier(tmp_path, "HEAD", "short", tmp_path / "place")
+    found = [results.read(path) for path in (tmp_path / "place/old").iterdir()]
+    assert {(one.seed, one.variant, one.eval["mean"][0]) for one in found} == {(1, "old", 3.0), (2, "old wide", 4.0)}
+    with pytest.raises(UsageError):
+        against.earlier(tmp_path, "HEAD", "other", tmp_path / "place")
 
 
 # ---------------------------------------------------------------------- benchmark/zoo.py
