@@ -39,7 +39,7 @@ class Args(RunArgs):
     num_minibatches: int = 16  # minibatches per epoch
     update_epochs: int = 10  # epochs per rollout
     learning_rate: float = 3e-4  # learning rate of Adam
-    anneal_lr: bool = False  # anneal the learning rate linearly towards 0
+    anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     max_grad_norm: float = 1.0  # clip the global norm of the gradient; inf: do not clip
     gamma: float = 0.95  # discount factor, from 0 to 1
     gae_lambda: float = 0.95  # lambda of GAE (0: TD(0), 1: Monte Carlo), from 0 to 1
