@@ -199,8 +199,8 @@ def load_suite(
         if env_id not in (known := {task.env_id for task in tasks}):
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    engines = {name: _table(_table(table, "engine", str(path)), name, str(path)) for name in table.get("engine", {})}
-    options = {name: {key: str(value) for key, value in each.items()} for name, each in engines.items()}
+    engines = _table(table, "engine", str(path))
+    options = {name: {k: str(value) for k, value in _table(engines, name, str(path)).items()} for name in engines}
     return Plan(name, ordered(tasks, by_seed=not in_order), options)
 
 

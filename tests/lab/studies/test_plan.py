@@ -151,6 +151,8 @@ def test_suites_of_the_project_are_valid():
             '"1-2"\npython = "no/python"',
             "there is no Python interpreter 'no/python' that can be executed; name one such as venv/bin/python",
         ),
+        ('name = "s"', "engine = 5", "engine in s.toml must be a table, not 5"),
+        ('name = "s"', 'engine = {ray = "x"}', "ray in s.toml must be a table, not 'x'"),
         ('"1-2"', '"1-2"\npython = "fake.py"', "interpreter 'fake.py' that can be executed"),
         ('name = "s"', "name = ", "is not valid TOML"),
     ],
