@@ -1,5 +1,6 @@
 """What `solo bench` is to run: suites, sweeps, scripts and Pythons, plans on the disk, and what people see."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -348,6 +349,24 @@ def test_plans_that_begin_at_the_same_time_are_all_kept(place):
     before = [*(place / "0/plans").iterdir()]
     open_study("0").write()  # nothing new, nothing written
     assert [*(place / "0/plans").iterdir()] == before
+
+
+def test_scripts_of_the_same_contents_under_two_names_are_two(solo, place):
+    """A script compared with a copy of itself shows how much two equal ones differ."""
+    shutil.copy(FAKE, place / "twin.py")
+    words = ["bench", "fake.py", "twin.py", "--env-ids", "CartPole-v1", "--storage", "work", "--results", "results"]
+    assert solo(*words)[0] == 0 and "2 of 2 finished (2 of them before)" in solo(*words)[1]
+    assert {run.script for run in read_all([place / "results"])[0]} == {"fake", "twin"}
+    assert {Path(name).name for name in Folder(place / "work").list("scripts")} == {"fake.py", "twin.py"}
+
+
+def test_a_plan_whose_scripts_are_named_by_their_hashes_alone_can_be_read(place):
+    """As earlier versions wrote it."""
+    study, [made] = planned(place / "work", place)
+    [path] = (place / "work/plans").iterdir()
+    path.write_text(path.read_text().replace(f"scripts/{made.script.sha256}/fake.py", made.script.sha256))
+    assert json.loads(path.read_text())["scripts"].keys() == {made.script.sha256}
+    assert open_study("work").tasks == study.tasks
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"format": 1}', "\xff", "[" * 100_000])
