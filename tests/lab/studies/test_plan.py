@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, refused
 from rich.console import Console
-from study_tasks import FAKE, command, once, planned, steps
+from study_tasks import FAKE, MANY, command, once, planned, steps
 
 from solorl.cli.view import Table
 from solorl.errors import UsageError
@@ -268,26 +268,26 @@ def test_same_name_for_different_flags_is_refused(place):
 
 
 # ---------------------------------------------------------------------- a time of day
-def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1"):
-    """A result of the fake training in a folder next to that of the bench."""
-    made = results.Result(env_id, "fake", seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
-    results.write(made, place / f"tables/{name}")
+def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1", script="fake", together=1):
+    """A result of a training in a folder next to that of the bench."""
+    made = results.Result(env_id, script, seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
+    results.write(replace(made, together=together), place / f"tables/{name}")
 
 
 def test_what_a_run_takes_is_told_by_the_runs_of_its_script_on_its_environment(place):
     script = plan.load_script("fake.py")
     made = task.Task(script, "CartPole-v1", 1, {"--total-timesteps": ("40",)})
     study, own = Study(Folder(place / "work"), "s", {made.id: made}), place / "tables/own"
-    assert end_by.expected(study, made, own) == 0  # nothing is known
+    assert end_by.expected(study, [made], own) == 0  # nothing is known
     finished(place, "other", 100.0, 10)
     finished(place, "own", 900.0, 10, env_id="Acrobot-v1")
-    assert end_by.expected(study, made, own) == 400  # 10 seconds a step
+    assert end_by.expected(study, [made], own) == 400  # 10 seconds a step
     folder = place / f"work/tasks/{made.id}/run"
     (folder / "checkpoint/step_000000000030").mkdir(parents=True)
     (folder / "config.json").write_text('{"args": {"seed": 1}}')
-    assert end_by.expected(study, made, own) == 100  # of which it has done three quarters
+    assert end_by.expected(study, [made], own) == 100  # of which it has done three quarters
     usual = task.Task(script, "CartPole-v1", 2)
-    assert end_by.expected(study, usual, own) == 100  # as long as the others, which had no flag
+    assert end_by.expected(study, [usual], own) == 100  # as long as the others, which had no flag
 
 
 def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
@@ -302,6 +302,26 @@ def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
     code, out, _ = solo(*words)
     assert code == 0 and "2 of 2 finished" in out
     assert steps(place) == once(2, 5)
+
+
+def test_seeds_that_one_process_trains_take_as_long_as_such_a_process_took(place):
+    tasks = [task.Task(plan.load_script("fake.py"), "CartPole-v1", seed) for seed in range(1, 9)]
+    study, own = Study(Folder(place / "work"), "s", {each.id: each for each in tasks}), place / "tables/own"
+    finished(place, "own", 100.0, 10, together=4)
+    assert [end_by.expected(study, tasks[:count], own) for count in (1, 4, 8)] == [100, 100, 200]
+
+
+def test_no_more_seeds_are_trained_together_than_can_end_in_time(place):
+    (place / "many.py").write_text(MANY)
+    tasks = plan.make_tasks([plan.load_script("many.py")], ["CartPole-v1"], range(1, 6), {"": {}})
+    study, asked = Study(Folder(place / "work"), "s", {each.id: each for each in tasks}), []
+    pool = Pool(study, tasks, 1, lambda text: None)
+    pool.may_begin = lambda some: asked.append(len(some)) or len(some) <= 3
+    pool.run()
+    assert {path.parent.parent.name for path in place.glob("work/tasks/*/seed*/config.json")} == {
+        tasks[0].id, tasks[3].id,
+    }  # fmt: skip
+    assert asked == [1, 2, 3, 4, 1, 2] and not pool.late and study.ids() == {each.id for each in tasks}
 
 
 def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
