@@ -69,6 +69,18 @@ def test_flags_replace_each_other():
     assert task.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
 
 
+@pytest.mark.parametrize("given", ["--total_timesteps", "--total-timesteps"])
+def test_a_flag_replaces_another_spelling_of_it(place, given):
+    """For a script of ours all are the same; a foreign one may know only that which was typed."""
+    (place / "foreign.py").write_text("")
+    parts = {"--total-timesteps": ("3",), "--anneal-lr": ()}, {"--total_timesteps": ("4",), "--no-anneal_lr": ()}
+    flags = plan.merge(*parts, plan.parse_flags([given, "5"]))
+    scripts = [plan.load_script("ppo"), plan.load_script("foreign.py")]
+    ours, foreign = plan.make_tasks(scripts, ["CartPole-v1"], [1], {"": flags})
+    assert foreign.flags == {given: ("5",), "--no-anneal_lr": ()}
+    assert ours.flags == {"--total-timesteps": ("5",), "--no-anneal-lr": ()}
+
+
 def test_a_suite_in_order_finishes_a_job_before_the_next(place):
     """Else all jobs train their first seed before any second one."""
     job = '[[job]]\nscript = "fake.py"\nenv_ids = "{}"\nseeds = "1-2"\n'
