@@ -91,8 +91,7 @@ class Study:
         scripts = {name: {**asdict(each), "path": str(each.path.resolve())} for name, each in by_name.items()}
         lines = [{**asdict(task), "id": task.id, "script": script_name(task.script)} for task in self.tasks.values()]
         about = {"format": 1, "name": self.name, "attempts": self.attempts, "lease": self.lease, "solorl": self.package}
-        table: dict[str, Any] = json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines}))
-        return table
+        return dict(json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines})))
 
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
