@@ -5,8 +5,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from solorl import runfolder
 from solorl.cli import Parser
 from solorl.errors import UsageError, denied, hint, refuse
 from solorl.files import expanded, missing
-from solorl.runfolder import is_locked
+from solorl.runfolder import CONFIG, METRICS, STATUS, is_locked
 from solorl.terminal import aligned, duration, scores
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")
@@ -35,15 +35,22 @@ def run_folders(path: Path) -> Iterator[Path]:
             yield Path(place)
 
 
+def stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Size and times of those files that are still there: a run that trains replaces and deletes some."""
+    for path in paths:
+        with suppress(OSError):
+            yield path.lstat()
+
+
 def read(path: Path) -> Run:
-    """What the files of a run folder say; a run without its process was killed."""
+    """What the files of a run folder say, its size in bytes, and when it changed, in seconds since 1970; a run without
+    its process was killed."""
     config, status = runfolder.config_of(path), runfolder.status_of(path)
-    rows = runfolder.rows_of(path / runfolder.METRICS, -runfolder.TAIL)
+    rows = runfolder.rows_of(path / METRICS, -runfolder.TAIL)
     word = str(status.get("status", "unknown")).partition(":")[0]
     if word == "running" and not is_locked(path):
         word = "killed"
     found = [row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row]
-    files = [path / name for name in (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS)]
     return {
         "folder": str(path),
         "env_id": str(config["args"].get("env_id", "")),
@@ -52,8 +59,8 @@ def read(path: Path) -> Run:
         "status": word if word in STATUSES else "unknown",
         "step": max(int(row.get("global_step", 0)) for row in (status, *rows[-1:])),
         "evaluation": found[-1] if found else status.get("eval/episodic_return"),
-        "size": sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()),  # bytes
-        "changed": max(file.stat().st_mtime for file in files if file.exists()),  # seconds since 1970
+        "size": sum(one.st_size for one in stats(Path(at, name) for at, _, names in os.walk(path) for name in names)),
+        "changed": max(one.st_mtime for one in stats(path / name for name in (CONFIG, STATUS, METRICS))),
     }
 
 
@@ -82,10 +89,8 @@ def chosen(paths: Sequence[Path], wanted: dict[str, list[str]]) -> list[Run]:
     found = sorted(map(read, unique.values()), key=lambda run: (run["changed"], run["folder"]))
     for name, values in wanted.items():
         allowed = STATUSES if name == "status" else sorted({run[name] for run in found})
-        for value in values:
-            if value not in allowed:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"no run has {flag} {value}{hint(value, allowed, 'there are')}")
+        if wrong := [value for value in values if value not in allowed]:
+            raise UsageError(f"no run has --{name.replace('_', '-')} {wrong[0]}{hint(wrong[0], allowed, 'there are')}")
     return [run for run in found if all(run[name] in values for name, values in wanted.items() if values)]
 
 
@@ -111,10 +116,9 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
 
 def confirmed(question: str) -> bool:
     """Whether the answer is yes; no answer at all is a no."""
-    try:
+    with suppress(EOFError):
         return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+    return False
 
 
 def main(argv: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,24 @@ def test_a_run_without_its_process_was_killed(solo, runs):
     with open(folder / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert " running " in solo("runs")[1]
+
+
+def test_files_that_go_while_they_are_looked_at_do_not_count(solo, runs, monkeypatch):
+    """A run that trains replaces its checkpoints, and a status that it writes is under another name first."""
+    folder = runs("a")
+    gone, lstat = {folder / "checkpoint/step_1/big", folder / ".status.json.tmp"}, Path.lstat
+    for path in gone:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(1_000_000))
+
+    def goes(path):
+        if path.absolute() in gone and path.exists():
+            shutil.rmtree(path.parent) if path.name == "big" else path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", goes)
+    [run] = json.loads(solo("runs", "--json")[1])
+    assert not any(path.exists() for path in gone) and 2_000_000 < run["size"] < 2_001_000
 
 
 def test_odd_values_are_shown_as_far_as_they_mean_something(solo, runs):

@@ -21,6 +21,22 @@ from solorl.lab.studies.storage import open_storage
 from solorl.lab.studies.study import Study
 
 FAKE = Path(__file__).parent / "fake_training.py"
+# A script of ours that trains several seeds in one process.
+MANY = """
+import json, sys
+from pathlib import Path
+from solorl import RunArgs
+class Args(RunArgs):
+    num_seeds: int = 1
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for seed in range(int(flags["--seed"]), int(flags["--seed"]) + int(flags.get("--num-seeds", 1))):
+    folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / f"seed{seed}")
+    folder.mkdir(exist_ok=True)
+    args = {"env_id": flags["--env-id"], "seed": seed}
+    (folder / "config.json").write_text(json.dumps({"script": "many.py", "script_sha256": "", "args": args}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"global_step": 1, "wall_time": 1.0}) + chr(10))
+    (folder / "status.json").write_text(json.dumps({"status": "finished", "global_step": 1}))
+"""
 
 
 def planned(where, folder, *flags, seeds=1, lease=2.0, attempts=3, **more):

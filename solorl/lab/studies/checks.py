@@ -27,7 +27,6 @@ def check_texts(value: Any, where: str) -> None:
 
 def refuse_unknown(table: Iterable[str], known: Collection[str], where: str) -> None:
     """UsageError for a key that is not known."""
-    for key in table:
-        if key not in known:
-            name = key if len(key) < 40 else shown(key)
-            raise UsageError(f"{where} has the unknown key {name}{hint(key, known, 'it may have')}")
+    if wrong := [key for key in table if key not in known]:
+        name = wrong[0] if len(wrong[0]) < 40 else shown(wrong[0])
+        raise UsageError(f"{where} has the unknown key {name}{hint(wrong[0], known, 'it may have')}")

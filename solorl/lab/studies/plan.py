@@ -40,8 +40,7 @@ MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it 
 # ---------------------------------------------------------------------- flags
 def parse_flags(words: Sequence[str]) -> Flags:
     """`["--a", "1", "--b=2", "--no-c"]` as Flags; UsageError for a word that belongs to no flag."""
-    flags: Flags = {}
-    name = ""
+    flags, name = Flags(), ""
     for word in words:
         if re.match(r"--[A-Za-z]", word):
             name, equals, value = word.partition("=")
@@ -75,13 +74,13 @@ def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
 
 
 def merge(*parts: Flags) -> Flags:
-    """All flags together; a later one replaces an earlier one, also --no-x an --x."""
-    merged: Flags = {}
-    for name, values in [item for part in parts for item in part.items()]:
-        opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
-        merged.pop(opposite, None)
-        merged[name] = values
-    return merged
+    """All flags together; a later one replaces an earlier one, also --no-x an --x, and --a_b an --a-b."""
+    merged: dict[str, tuple[str, tuple[str, ...]]] = {}  # by names with dashes: names as they were given, values
+    for given, values in [item for part in parts for item in part.items()]:
+        name = given.replace("_", "-")
+        merged.pop("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:], None)
+        merged[name] = given, values
+    return dict(merged.values())
 
 
 def short(flags: Flags) -> str:
@@ -140,6 +139,8 @@ def make_tasks(
     for script, (name, flags), env_id in rows:
         merged = merge(flags, (env_flags or {}).get(env_id, {}))
         script.check(merged)
+        if script.ours and script.args:  # it takes both spellings
+            merged = {flag.replace("_", "-"): values for flag, values in merged.items()}
         if script.ours and not python and ":" not in env_id:  # another Python has environments of its own
             check_env_id_of(script.path, env_id, script.env_kind)
         found += [Task(script, env_id, seed, merged, name, python, resources) for seed in seeds]
@@ -199,8 +200,8 @@ def load_suite(
         if env_id not in (known := {task.env_id for task in tasks}):
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
-    engines = {name: _table(_table(table, "engine", str(path)), name, str(path)) for name in table.get("engine", {})}
-    options = {name: {key: str(value) for key, value in each.items()} for name, each in engines.items()}
+    engines = _table(table, "engine", str(path))
+    options = {name: {k: str(value) for k, value in _table(engines, name, str(path)).items()} for name in engines}
     return Plan(name, ordered(tasks, by_seed=not in_order), options)
 
 
@@ -227,9 +228,8 @@ def _job_tasks(job: dict[str, Any], path: Path, extra: Flags, limit: int | None,
     if len({json.dumps(sorted(part.items())) for part in variants.values()}) < len(variants):
         raise UsageError(f"two variants in {where} have the same flags: {', '.join(variants)}")
     env_flags = {env_id: merge(part, extra) for env_id, part in _named_flags(job, "env_flags", where).items()}
-    for env_id in env_flags:
-        if env_id not in env_ids:
-            raise UsageError(f"env_flags in {where}: {env_id} is not in env_ids{did_you_mean(env_id, env_ids)}")
+    if wrong := [env_id for env_id in env_flags if env_id not in env_ids]:
+        raise UsageError(f"env_flags in {where}: {wrong[0]} is not in env_ids{did_you_mean(wrong[0], env_ids)}")
     resources = read_resources(job["resources"], f"resources of {where}")
     return make_tasks(scripts, env_ids, _seeds(job, where)[:limit], variants, env_flags, python, resources)
 

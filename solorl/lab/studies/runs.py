@@ -69,8 +69,7 @@ def command(task: Task, work: Path, run_dir: Path | None, seeds: int = 1) -> tup
     """The words that train a task, on in `run_dir` where there is one, and the folder where they run: for a script that
     is not ours a new one each time."""
     if not task.script.ours:
-        number = 1 + len([*work.glob("attempt-*")])
-        return task.argv(), work / f"attempt-{number}"
+        return task.argv(), work / f"attempt-{1 + len([*work.glob('attempt-*')])}"
     return task.argv(*(("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))), seeds=seeds), Path()
 
 

@@ -94,10 +94,8 @@ class Folder:
     def list(self, name: str) -> list[str]:
         """The names of all files at any depth below a name, sorted; none where there is nothing. Those that begin with
         a point are passed over: they are being written."""
-        found = []
-        for at, _, names in os.walk(self.folder / name):
-            found += [str((Path(at) / each).relative_to(self.folder)) for each in names if not each.startswith(".")]
-        return sorted(found)
+        paths = (Path(at, each) for at, _, names in os.walk(self.folder / name) for each in names if each[0] != ".")
+        return sorted(str(path.relative_to(self.folder)) for path in paths)
 
     def delete(self, name: str) -> None:
         """Delete a file; nothing where there is none."""

@@ -77,9 +77,9 @@ class Study:
         """Write the plan and the scripts, unless all of it is there. A plan is a file that no other command writes, and
         all plans count, so nothing of several at once is lost. UsageError where a plan here is damaged."""
         there = read_plans(self.storage)
-        for script in {task.script.sha256: task.script for task in self.tasks.values()}.values():
-            if not self.storage.exists(script_name(script)):
-                self.storage.write(script_name(script), script.path.read_bytes())
+        for name, script in {script_name(task.script): task.script for task in self.tasks.values()}.items():
+            if not self.storage.exists(name):
+                self.storage.write(name, script.path.read_bytes())
         data = json.dumps(self._table(), indent=1).encode()
         self.tasks = {**(there.tasks if there else {}), **self.tasks}
         if there is None or there._table() != self._table():
@@ -87,12 +87,11 @@ class Study:
             self.storage.create(f"plans/{number:06d}-{digest[:12]}.json", data)
 
     def _table(self) -> dict[str, Any]:
-        by_hash = {task.script.sha256: task.script for task in self.tasks.values()}
-        scripts = {sha: {**asdict(each), "path": str(each.path.resolve())} for sha, each in by_hash.items()}
-        lines = [{**asdict(task), "id": task.id, "script": task.script.sha256} for task in self.tasks.values()]
+        by_name = {script_name(task.script): task.script for task in self.tasks.values()}
+        scripts = {name: {**asdict(each), "path": str(each.path.resolve())} for name, each in by_name.items()}
+        lines = [{**asdict(task), "id": task.id, "script": script_name(task.script)} for task in self.tasks.values()]
         about = {"format": 1, "name": self.name, "attempts": self.attempts, "lease": self.lease, "solorl": self.package}
-        table: dict[str, Any] = json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines}))
-        return table
+        return dict(json.loads(json.dumps({**about, "scripts": scripts, "tasks": lines})))
 
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
@@ -176,8 +175,8 @@ def read_plans(storage: Storage) -> Study | None:
         data = storage.read(name)
         with told(f"{storage.where}/{name} is damaged", lambda error: plain(str(error))[:100]):
             table = json.loads(data)
-            scripts = {sha: Script(**{**one, "path": Path(one["path"]), "args": tuple(one["args"])})
-                       for sha, one in table["scripts"].items()}  # fmt: skip
+            scripts = {key: Script(**{**one, "path": Path(one["path"]), "args": tuple(one["args"])})
+                       for key, one in table["scripts"].items()}  # fmt: skip
             tasks = dict(study.tasks) if study else {}
             for line in table["tasks"]:
                 flags = {flag: tuple(values) for flag, values in line["flags"].items()}

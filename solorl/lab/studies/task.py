@@ -73,7 +73,9 @@ class Task:
 
     @cached_property
     def id(self) -> str:
-        """A file name that people can read, with a hash of all that decides what the task does."""
+        """A file name that people can read, with a hash of the script's contents, environment, seed and flags. Not of
+        the Python, which machines that share a study have at different paths: what has finished, has, whatever ran it.
+        """
         flags = sorted([name, *values] for name, values in self.flags.items())
         key = json.dumps([self.script.sha256, self.env_id, self.seed, flags])
         parts = (self.script.name, self.variant, self.env_id, str(self.seed))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna import TrialPruned
+from optuna import TrialPruned, pruners
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
@@ -94,6 +94,21 @@ def final_score(run_dir: Path | None, metric: str) -> float | None:
 
 
 # ---------------------------------------------------------------------- the trials
+class Sampler(optuna.samplers.TPESampler):
+    """TPE whose draws for a trial depend on a seed, the number of the trial and what has finished: commands that share
+    a seed draw different trials, those that one command would draw."""
+
+    def __init__(self, seed: int | None):
+        super().__init__(seed=seed, multivariate=True)
+        self._seed = seed
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        """Optuna calls this when a trial begins."""
+        if self._seed is not None:  # a search has 10**6 trials at most
+            super().__init__(seed=(self._seed * 10**6 + trial.number) % 2**32, multivariate=True)
+        super().before_trial(study, trial)
+
+
 def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, seed: int | None) -> Any:
     """Optuna's study of a search in a folder, made where there is none.
 
@@ -101,16 +116,13 @@ def open_trials(folder: Path, search: Search, pruner: str, prune_after: int, see
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = (folder / JOURNAL).absolute()  # Optuna's lock is a link to it, which must not point nowhere
-    median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3)
+    median = pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=prune_after, n_min_trials=3)
     with told(f"{path} is not a journal of Optuna"), denied(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path))), study_name=search.script.name, direction="maximize",
-            load_if_exists=True, pruner=median if pruner == "median" else optuna.pruners.NopPruner(),
+            storage=JournalStorage(JournalFileBackend(str(path))), study_name=search.script.name, sampler=Sampler(seed),
+            direction="maximize", load_if_exists=True, pruner=median if pruner == "median" else pruners.NopPruner(),
         )  # fmt: skip
-        # a study that continues must not draw the same again
-        first = None if seed is None else seed + len(found.trials)
-        found.sampler = optuna.samplers.TPESampler(seed=first, multivariate=True)
     about, saved = search.about(), found.user_attrs.get("solorl")
     if saved is None:
         found.set_user_attr("solorl", about)
@@ -130,8 +142,7 @@ class Tuner(Pool):
         """0 when there are all trials and a best one, 1 when all failed, 128 + signal when interrupted. Raises OSError
         where the storage refuses."""
         self.run()
-        done = any(trial.state.name == "COMPLETE" for trial in self.trials())
-        return 128 + self.signal if self.signal else int(not done)
+        return 128 + self.signal if self.signal else int(all(trial.state.name != "COMPLETE" for trial in self.trials()))
 
     def trials(self) -> list[Any]:
         """Optuna's trials that have begun, whatever has become of them."""
@@ -151,11 +162,10 @@ class Tuner(Pool):
                 self._over.wait(self.look)
 
     def _next_trial(self) -> Any:
-        """A trial, leased; None where there is none at present. Of several commands one at a time asks."""
+        """A trial, leased and drawn; None where there is none at present. Of several commands one at a time asks."""
         with self._lock, open(Path(self.study.storage.where) / "asking", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            left = [one for one in self.trials() if not one.state.is_finished()]
-            for one in left:
+            for one in [each for each in self.trials() if not each.state.is_finished()]:
                 if self.leases.take(name := f"trial-{one.number}") is not None:
                     if not next(each for each in self.trials() if each.number == one.number).state.is_finished():
                         return Trial(self.found, one._trial_id)
@@ -164,6 +174,7 @@ class Tuner(Pool):
                 return None
             trial = self.found.ask()
             self.leases.take(f"trial-{trial.number}")
+            self.search.params(trial)
             return trial
 
     def _do(self, worker: Worker, trial: Any) -> None:
@@ -173,9 +184,8 @@ class Tuner(Pool):
         try:
             value = self._value(worker, trial, params)
         except (TrialPruned, Failed) as end:
-            state = TrialState.FAIL if isinstance(end, Failed) else TrialState.PRUNED
             trial.set_user_attr("reason", str(end))
-            self.found.tell(trial.number, state=state)
+            self.found.tell(trial.number, state=TrialState.FAIL if isinstance(end, Failed) else TrialState.PRUNED)
             self._say(f"trial {trial.number}: {'failed' if isinstance(end, Failed) else 'pruned'}, {end}  {flags}")
         else:
             if value is not None:

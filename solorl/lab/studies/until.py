@@ -26,9 +26,11 @@ def read_time(text: str) -> float:
     return (then if then > now else then + timedelta(days=1)).timestamp()
 
 
-def expected(study: Study, task: Task, results: Path) -> float:
+def expected(study: Study, tasks: list[Task], results: Path) -> float:
     """The seconds that a task still takes: its steps, times those of a step by the folder of `results` and the folders
-    next to it; 0 where no run there tells."""
+    next to it; 0 where no run there tells. Several seeds in one process take as long as such a process took, and where
+    it had fewer seeds in proportion longer."""
+    task = tasks[0]
     name = glob.escape(Result(task.env_id, task.script.name, 0).file_name.removesuffix("0.json.gz"))
     runs: list[Result] = []
     for path in results.parent.glob(f"*/{name}*.json.gz"):
@@ -41,5 +43,5 @@ def expected(study: Study, task: Task, results: Path) -> float:
         with suppress(ValueError):  # which the script will say itself
             budgets = [whole_number(text)]
     run_dir = find(study, task).run_dir
-    done = newest_step(run_dir) if run_dir else None
-    return max(0.0, median(budgets) - (done or 0)) * median(run.wall_time / run.global_step for run in alike)
+    left = median(budgets) - ((newest_step(run_dir) if run_dir else None) or 0)
+    return max(0.0, left) * median(run.wall_time / run.global_step * max(1, len(tasks) / run.together) for run in alike)

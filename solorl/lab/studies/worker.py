@@ -187,8 +187,7 @@ class Worker:
 
     def _signal(self, force: bool) -> None:
         if child := self._child:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signal.SIGKILL if force else signal.SIGTERM)
+            child.send_signal(signal.SIGKILL if force else signal.SIGTERM)
 
 
 def tail(path: Path, start: int) -> list[str]:
@@ -205,7 +204,7 @@ class Pool:
 
     def __init__(self, study: Study, tasks: Sequence[Task], slots: int, say: Callable[[str], None], stay: bool = True):
         self.study, self.tasks, self.say, self.stay = study, list(tasks), say, stay
-        self.may_begin: Callable[[Task], bool] = lambda task: True
+        self.may_begin: Callable[[list[Task]], bool] = lambda tasks: True  # in one process
         self.late: set[str] = set()  # ids of tasks that may not begin any more
         self.failed: set[str] = set()  # ids of tasks whose last attempt here has failed
         self.signal = 0
@@ -306,7 +305,7 @@ class Pool:
                 states = self.study.states([task for task in self.tasks if task.id not in self.late])
                 free = [task for task in self.tasks if task.id in states and states[task.id].name == "waiting"]
                 for task in sorted(free, key=lambda task: len(states[task.id].failures)):
-                    if not self.may_begin(task):
+                    if not self.may_begin([task]):
                         self.late.add(task.id)
                     elif self._take(task):
                         worker.tasks = [task, *self._group(task, free)]
@@ -333,7 +332,8 @@ class Pool:
         if self.stay and isinstance(self.study.storage, Folder) and not find(self.study, task).run_dir:
             others, idle = following(task, free), sum(not worker.tasks for worker in self.workers)
             for other in others[: math.ceil((len(others) + 1) / idle) - 1]:
-                if find(self.study, other).run_dir or not self._take(other):
+                begun = find(self.study, other).run_dir
+                if begun or not self.may_begin([task, *taken, other]) or not self._take(other):
                     break
                 taken.append(other)
         return taken

@@ -1,5 +1,6 @@
 """What `solo bench` is to run: suites, sweeps, scripts and Pythons, plans on the disk, and what people see."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, refused
 from rich.console import Console
-from study_tasks import FAKE, command, once, planned, steps
+from study_tasks import FAKE, MANY, command, once, planned, steps
 
 from solorl.cli.view import Table
 from solorl.errors import UsageError
@@ -66,6 +67,18 @@ def test_flags_replace_each_other():
     flags = plan.merge(plan.parse_flags(["--a", "1", "--no-c", "--d=-3"]), plan.table_flags({"a": 2.5, "c": True}, ""))
     assert task.words(flags) == ("--a", "2.5", "--d", "-3", "--c")
     assert task.words(plan.table_flags({"sizes": [64, 64], "x": False}, "")) == ("--sizes", "64", "64", "--no-x")
+
+
+@pytest.mark.parametrize("given", ["--total_timesteps", "--total-timesteps"])
+def test_a_flag_replaces_another_spelling_of_it(place, given):
+    """For a script of ours all are the same; a foreign one may know only that which was typed."""
+    (place / "foreign.py").write_text("")
+    parts = {"--total-timesteps": ("3",), "--anneal-lr": ()}, {"--total_timesteps": ("4",), "--no-anneal_lr": ()}
+    flags = plan.merge(*parts, plan.parse_flags([given, "5"]))
+    scripts = [plan.load_script("ppo"), plan.load_script("foreign.py")]
+    ours, foreign = plan.make_tasks(scripts, ["CartPole-v1"], [1], {"": flags})
+    assert foreign.flags == {given: ("5",), "--no-anneal_lr": ()}
+    assert ours.flags == {"--total-timesteps": ("5",), "--no-anneal-lr": ()}
 
 
 def test_a_suite_in_order_finishes_a_job_before_the_next(place):
@@ -151,6 +164,8 @@ def test_suites_of_the_project_are_valid():
             '"1-2"\npython = "no/python"',
             "there is no Python interpreter 'no/python' that can be executed; name one such as venv/bin/python",
         ),
+        ('name = "s"', "engine = 5", "engine in s.toml must be a table, not 5"),
+        ('name = "s"', 'engine = {ray = "x"}', "ray in s.toml must be a table, not 'x'"),
         ('"1-2"', '"1-2"\npython = "fake.py"', "interpreter 'fake.py' that can be executed"),
         ('name = "s"', "name = ", "is not valid TOML"),
     ],
@@ -265,26 +280,26 @@ def test_same_name_for_different_flags_is_refused(place):
 
 
 # ---------------------------------------------------------------------- a time of day
-def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1"):
-    """A result of the fake training in a folder next to that of the bench."""
-    made = results.Result(env_id, "fake", seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
-    results.write(made, place / f"tables/{name}")
+def finished(place, name, seconds, steps, seed=9, env_id="CartPole-v1", script="fake", together=1):
+    """A result of a training in a folder next to that of the bench."""
+    made = results.Result(env_id, script, seed, args={"total_timesteps": steps}, global_step=steps, wall_time=seconds)
+    results.write(replace(made, together=together), place / f"tables/{name}")
 
 
 def test_what_a_run_takes_is_told_by_the_runs_of_its_script_on_its_environment(place):
     script = plan.load_script("fake.py")
     made = task.Task(script, "CartPole-v1", 1, {"--total-timesteps": ("40",)})
     study, own = Study(Folder(place / "work"), "s", {made.id: made}), place / "tables/own"
-    assert end_by.expected(study, made, own) == 0  # nothing is known
+    assert end_by.expected(study, [made], own) == 0  # nothing is known
     finished(place, "other", 100.0, 10)
     finished(place, "own", 900.0, 10, env_id="Acrobot-v1")
-    assert end_by.expected(study, made, own) == 400  # 10 seconds a step
+    assert end_by.expected(study, [made], own) == 400  # 10 seconds a step
     folder = place / f"work/tasks/{made.id}/run"
     (folder / "checkpoint/step_000000000030").mkdir(parents=True)
     (folder / "config.json").write_text('{"args": {"seed": 1}}')
-    assert end_by.expected(study, made, own) == 100  # of which it has done three quarters
+    assert end_by.expected(study, [made], own) == 100  # of which it has done three quarters
     usual = task.Task(script, "CartPole-v1", 2)
-    assert end_by.expected(study, usual, own) == 100  # as long as the others, which had no flag
+    assert end_by.expected(study, [usual], own) == 100  # as long as the others, which had no flag
 
 
 def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
@@ -299,6 +314,26 @@ def test_a_run_that_cannot_end_in_time_does_not_begin(place, solo):
     code, out, _ = solo(*words)
     assert code == 0 and "2 of 2 finished" in out
     assert steps(place) == once(2, 5)
+
+
+def test_seeds_that_one_process_trains_take_as_long_as_such_a_process_took(place):
+    tasks = [task.Task(plan.load_script("fake.py"), "CartPole-v1", seed) for seed in range(1, 9)]
+    study, own = Study(Folder(place / "work"), "s", {each.id: each for each in tasks}), place / "tables/own"
+    finished(place, "own", 100.0, 10, together=4)
+    assert [end_by.expected(study, tasks[:count], own) for count in (1, 4, 8)] == [100, 100, 200]
+
+
+def test_no_more_seeds_are_trained_together_than_can_end_in_time(place):
+    (place / "many.py").write_text(MANY)
+    tasks = plan.make_tasks([plan.load_script("many.py")], ["CartPole-v1"], range(1, 6), {"": {}})
+    study, asked = Study(Folder(place / "work"), "s", {each.id: each for each in tasks}), []
+    pool = Pool(study, tasks, 1, lambda text: None)
+    pool.may_begin = lambda some: asked.append(len(some)) or len(some) <= 3
+    pool.run()
+    assert {path.parent.parent.name for path in place.glob("work/tasks/*/seed*/config.json")} == {
+        tasks[0].id, tasks[3].id,
+    }  # fmt: skip
+    assert asked == [1, 2, 3, 4, 1, 2] and not pool.late and study.ids() == {each.id for each in tasks}
 
 
 def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
@@ -346,6 +381,24 @@ def test_plans_that_begin_at_the_same_time_are_all_kept(place):
     before = [*(place / "0/plans").iterdir()]
     open_study("0").write()  # nothing new, nothing written
     assert [*(place / "0/plans").iterdir()] == before
+
+
+def test_scripts_of_the_same_contents_under_two_names_are_two(solo, place):
+    """A script compared with a copy of itself shows how much two equal ones differ."""
+    shutil.copy(FAKE, place / "twin.py")
+    words = ["bench", "fake.py", "twin.py", "--env-ids", "CartPole-v1", "--storage", "work", "--results", "results"]
+    assert solo(*words)[0] == 0 and "2 of 2 finished (2 of them before)" in solo(*words)[1]
+    assert {run.script for run in read_all([place / "results"])[0]} == {"fake", "twin"}
+    assert {Path(name).name for name in Folder(place / "work").list("scripts")} == {"fake.py", "twin.py"}
+
+
+def test_a_plan_whose_scripts_are_named_by_their_hashes_alone_can_be_read(place):
+    """As earlier versions wrote it."""
+    study, [made] = planned(place / "work", place)
+    [path] = (place / "work/plans").iterdir()
+    path.write_text(path.read_text().replace(f"scripts/{made.script.sha256}/fake.py", made.script.sha256))
+    assert json.loads(path.read_text())["scripts"].keys() == {made.script.sha256}
+    assert open_study("work").tasks == study.tasks
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"format": 1}', "\xff", "[" * 100_000])

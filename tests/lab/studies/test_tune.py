@@ -17,7 +17,7 @@ from solorl import scripts  # noqa: E402
 from solorl.errors import UsageError  # noqa: E402
 from solorl.lab.studies import tune  # noqa: E402
 from solorl.lab.studies.plan import load_script  # noqa: E402
-from solorl.lab.studies.space import parse_space, space_of  # noqa: E402
+from solorl.lab.studies.space import parse_space, space_from_file, space_of  # noqa: E402
 from solorl.lab.studies.storage import Folder  # noqa: E402
 from solorl.lab.studies.study import Study  # noqa: E402
 from solorl.machine import own_cores  # noqa: E402
@@ -169,6 +169,29 @@ def test_median_pruner_is_the_default_and_starts_after_some_evaluations(place):
     asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"width": Choice((1,))})
     found = tune.open_trials(place / "work", asked, "median", 7, None)
     assert isinstance(found.pruner, optuna.pruners.MedianPruner) and found.pruner._n_warmup_steps == 7
+
+
+@pytest.mark.parametrize("count", [3, 14])  # of 10 finished trials on Optuna looks at them
+def test_commands_that_share_a_seed_draw_different_trials_those_that_one_would_draw(place, count):
+    script, drawn = load_script("fake.py"), []
+    for name, commands in (("one", 1), ("three", 3)):
+        asked = tune.Search(script, ("A",), {}, (1,), space_from_file(place / "space.toml", script))
+        studies = [tune.open_trials(place / name, asked, "none", 0, 1) for _ in range(commands)]
+        tuners = [
+            tune.Tuner(asked, each, Study(Folder(place / name), name, {}, 1), count, 1, print) for each in studies
+        ]
+        for number in range(count):
+            trial = tuners[number % commands]._next_trial()
+            tuners[0].found.tell(number, -abs(trial.params["learning-rate"]))
+        drawn.append([trial.params for trial in tuners[0].trials()])
+    assert drawn[0] == drawn[1] and len({str(params) for params in drawn[0]}) == count
+
+
+def test_searches_with_seeds_side_by_side_have_no_trial_in_common(place):
+    asked = tune.Search(load_script("fake.py"), ("A",), {}, (1,), {"x": Range(0, 1)})
+    found = [tune.open_trials(place / str(seed), asked, "none", 0, seed) for seed in (1, 2, None, None)]
+    drawn = [asked.params(each.ask())["x"] for each in found for _ in range(5)]
+    assert len(set(drawn)) == 20
 
 
 # ---------------------------------------------------------------------- kills and company

@@ -16,6 +16,7 @@ import pytest
 from conftest import environment, refused
 from study_tasks import (
     FAKE,
+    MANY,
     children,
     command,
     kill_some,
@@ -110,21 +111,6 @@ def test_seeds_of_one_process_are_shared_out_and_a_half_done_one_continues_alone
     assert "(5 of them before)" in solo(*one, "--num-seeds", 5)[1]
 
 
-MANY = """
-import json, sys
-from pathlib import Path
-from solorl import RunArgs
-class Args(RunArgs):
-    num_seeds: int = 1
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-for seed in range(int(flags["--seed"]), int(flags["--seed"]) + int(flags.get("--num-seeds", 1))):
-    folder = Path(flags.get("--resume") or Path(flags["--runs-dir"]) / f"seed{seed}")
-    folder.mkdir(exist_ok=True)
-    args = {"env_id": flags["--env-id"], "seed": seed}
-    (folder / "config.json").write_text(json.dumps({"script": "many.py", "script_sha256": "", "args": args}))
-    (folder / "metrics.jsonl").write_text(json.dumps({"global_step": 1, "wall_time": 1.0}) + chr(10))
-    (folder / "status.json").write_text(json.dumps({"status": "finished", "global_step": 1}))
-"""
 FOREIGN = """
 import os, sys
 from pathlib import Path
