@@ -203,7 +203,7 @@ def run(study: Study, plan: Plan, workers: int, until: float, folder: Path) -> i
     view: Lines | Table = Table() if sys.stdout.isatty() else Lines()
     pool = Pool(study, plan.tasks, workers, view.say)
     if until:
-        pool.may_begin = lambda task: time.time() + expected(study, task, folder) < until
+        pool.may_begin = lambda tasks: time.time() + expected(study, tasks, folder) < until
     bench, began, place = Bench(study, plan.tasks, pool, view, folder), time.monotonic(), study.storage.where
     with view:
         runs = f"{len(plan.tasks)} {'run' if len(plan.tasks) == 1 else 'runs'}"
