@@ -171,6 +171,32 @@ def test_negative_returns_bound_q_values_by_zero():
     assert "high_values" not in rules_of(training(**entropies, losses__q_values=full(150)))
 
 
+def test_values_are_those_of_the_rewards_that_the_script_learns_from(tmp_path):
+    """Not of those that it counts: factors that are known count, and without one nothing is said."""
+    few, many = full(3.0), full(500.0)  # returns are at most 300, and those of a state about 80 in the mean
+
+    def found(values, copy=None, args=(), script="dqn", **curves):
+        rules = rules_of(training(args, copy=copy, script=script, losses__q_values=values, losses__alpha=(), **curves))
+        return {"low_values", "high_values"} & set(rules)
+
+    assert found(few) == {"low_values"} and found(many) == {"high_values"}
+    for name in ("dqn_atari", "dqn_atari_jax", "apex_dqn_atari", "pqn_atari_envpool", "stream_q"):
+        assert found(few, script=name) == found(many, script=name) == set(), (
+            name
+        )  # as where TensorBoard is all there is
+        assert found(few, copy=script_paths()[name]) == found(many, copy=script_paths()[name]) == set(), name
+    text, mine = script_paths()["dqn"].read_text(), tmp_path / "my_dqn.py"
+    for reward in ("reward / 10", "0.1 * reward", "np.clip(reward, -1, 1)"):
+        mine.write_text(text.replace("action, reward, terminated", f"action, {reward}, terminated"))
+        assert mine.read_text() != text and found(few, copy=mine) == found(many, copy=mine) == set(), reward
+    mine.write_text(text)
+    assert found(few, copy=mine) == {"low_values"}
+    for known in (dict(args={"reward_scale": 0.05}), dict(charts__reward_scale=full(20))):
+        assert found(few, copy=script_paths()["mod_sac"], **known) == set()
+        assert found(full(0.1), copy=script_paths()["mod_sac"], **known) == {"low_values"}
+        assert found(full(30), copy=script_paths()["mod_sac"], **known) == {"high_values"}
+
+
 def test_what_has_not_come_yet_is_no_fault():
     """Episodes are long, or it is at its beginning, or of a script whose arguments are texts."""
     few = {"charts__episodic_return": full(100)[:90], "charts__episodic_length": full(100)[:90]}
