@@ -26,6 +26,7 @@ LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are 
 LITTLE_ENTROPY, MUCH_ENTROPY = 0.05, 0.97  # of that of the first rows
 LARGE_REWARD, LARGE_LOSS = 100.0, 1e4  # of a step in the mean; of a value
 GROWTH = 30.0  # of the loss of the values, from the second fifth of a training to the last
+ERRORS = 3.0  # standard errors that are no noise
 FAR, FAR_COUNT = 10.0, 100.0  # times the default of an argument, or this part of it; of a whole number
 LINES = 6  # of a changed script that are shown
 FREE = ("total_timesteps", "num_envs", "seed")  # arguments that may be anything
@@ -98,8 +99,8 @@ def changed_script(t: Training) -> str:
     changed = [re.sub(r"\s+", " ", line) for line in difflib.ndiff(theirs, own) if line[:2] in ("+ ", "- ")]
     if len(changed) > len(theirs) / 3:  # another algorithm
         return ""
-    topics = {topic: None for line in changed for topic in [_topic(line)] if topic}
-    about = f" about {' and '.join(topics)}" if topics else ""
+    topics = dict.fromkeys(next((what for words, what in TOPICS.items() if re.search(words, x)), "") for x in changed)
+    about = f" about {' and '.join(filter(None, topics))}" if any(topics) else ""
     more = " / ..." if len(changed) > LINES else ""
     return f"lines{about} are not those of {original.name}: {' / '.join(changed[:LINES])}{more}" if changed else ""
 
@@ -107,10 +108,6 @@ def changed_script(t: Training) -> str:
 def _code(path: Path) -> list[str]:
     """Its lines without header and comments."""
     return [line for node in parse_source(path).body[1:] for line in ast.unparse(node).splitlines()]
-
-
-def _topic(line: str) -> str:
-    return next((topic for words, topic in TOPICS.items() if re.search(words, line)), "")
 
 
 def _original(copy: Path) -> Path | None:
@@ -252,8 +249,7 @@ def high_values(t: Training) -> str:
     Try: a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly
     Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
     """
-    rates = _rates(t)
-    if not len(rates):
+    if not len(rates := _rates(t)):
         return ""
     alpha = t.values("losses/alpha", begin=0.7)
     bonus = 10 * np.median(alpha) if len(alpha) else 0.0  # for entropies
@@ -269,8 +265,7 @@ def low_values(t: Training) -> str:
     Try: look at the copies of the target network, at (1 - done) in the target, at the scale of rewards
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    rates = _rates(t)
-    if not len(rates):
+    if not len(rates := _rates(t)):
         return ""
     length = max(1, int(t.values("charts/episodic_length")[-len(rates) // 5 :].mean()))
     left = np.arange(1, length + 1)  # steps to the end
@@ -343,16 +338,18 @@ def temperature(t: Training) -> str:
 def worse_evaluation(t: Training) -> str:
     """The evaluation is far below the training.
 
-    The greedy policy is far worse than the training episodes.
+    The greedy policy is far worse than the training episodes, by more than the noise of both.
     Try: does act() see the same observations (normalised, stacked, masked)?
     Source: docs/guides/does_not_learn.md
     """
     scores, returns = t.values("eval/episodic_return", begin=0.6), t.values("charts/episodic_return", begin=0.8)
-    if len(scores) < 2 or not len(returns) or t.low is None:
+    stds, episodes = t.values("eval/episodic_return_std", begin=0.6), real(t.args.get("eval_episodes"))
+    if len(scores) < 2 or not len(returns) or t.low is None or not len(stds) or not episodes:
         return ""
-    score, mean = scores.mean() - t.low, returns.mean() - t.low
-    seen = f"{number(scores.mean())} in evaluations, {number(returns.mean())} in training, {number(t.low)} at random"
-    return seen if mean > 0 and score < 0.4 * mean else ""
+    score, mean = scores.mean(), returns.mean()
+    noise = ERRORS * math.hypot((stds**2).mean() ** 0.5 / episodes**0.5, returns.std() / len(returns) ** 0.5)
+    far = mean > t.low and score - t.low < 0.4 * (mean - t.low) and mean - score > noise
+    return f"{number(score)} in evaluations, {number(mean)} in training, {number(t.low)} at random" if far else ""
 
 
 def fell(t: Training) -> str:
@@ -379,7 +376,7 @@ def never_left(t: Training) -> str:
     returns, known = t.values("charts/episodic_return"), reference(t.env_id)
     if len(returns) < 20 or t.low is None or t.score is None:
         return ""
-    noise, little = 3 * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
+    noise, little = ERRORS * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
     left = max(t.score, returns[-len(returns) // 5 :].mean()) > t.low + max(noise, little)
     return "" if left else f"the score is {number(t.score)}, random actions have {number(t.low)}"
 

@@ -113,9 +113,9 @@ def of_tensorboard(folder: Path) -> Training:
     return Training(env_id, name, seed, source=str(folder), curves=curves)
 
 
-def of_result(result: Result) -> Training:
+def of_result(one: Result) -> Training:
     """A result file, which has returns only."""
-    shown = (("charts/episodic_return", result.train, "return"), ("charts/episodic_length", result.train, "length"),
-             ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
+    shown = (("charts/episodic_return", one.train, "return"), ("charts/episodic_length", one.train, "length"),
+             ("eval/episodic_return", one.eval, "mean"), ("eval/episodic_return_std", one.eval, "std"))  # fmt: skip
     points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
-    return Training(**vars(replace(result, curves=curves_of(points))))
+    return Training(**vars(replace(one, curves=curves_of(points))))

@@ -21,6 +21,7 @@ HEALTHY = {
     "charts/episodic_return": np.linspace(20, 300, 100),
     "charts/episodic_length": np.linspace(20, 300, 100),
     "eval/episodic_return": np.linspace(30, 320, 100),
+    "eval/episodic_return_std": np.full(100, 40.0),
     "charts/learning_rate": np.linspace(2.5e-4, 1e-6, 100),
     "losses/approx_kl": np.full(100, 0.01),
     "losses/clipfrac": np.full(100, 0.1),
@@ -39,7 +40,7 @@ def training(args=(), env_id="CartPole-v1", script="ppo", status="finished", cop
     curves = {
         name: (STEPS[-len(values) :], np.asarray(values, float)) for name, values in curves.items() if len(values)
     }
-    args = {"total_timesteps": 100_000, "gamma": 0.99, "num_envs": 4} | dict(args)
+    args = {"total_timesteps": 100_000, "gamma": 0.99, "num_envs": 4, "eval_episodes": 20} | dict(args)
     return Training(env_id, script, seed, args=args, status=status, curves=curves, copy=copy, source="runs/x")
 
 
@@ -195,6 +196,33 @@ def test_values_are_those_of_the_rewards_that_the_script_learns_from(tmp_path):
         assert found(few, copy=script_paths()["mod_sac"], **known) == set()
         assert found(full(0.1), copy=script_paths()["mod_sac"], **known) == {"low_values"}
         assert found(full(30), copy=script_paths()["mod_sac"], **known) == {"high_values"}
+
+
+def test_noise_is_no_gap_between_evaluation_and_training():
+    """Of few evaluation episodes, of training episodes, and where it is not known."""
+
+    def found(score, episodes=20, **curves):
+        curves = {"eval__episodic_return": full(score), "charts__episodic_return": full(1.0)} | curves
+        case = training({"eval_episodes": episodes}, "Own-v0", charts__episodic_length=full(9), **curves)
+        return "worse_evaluation" in rules_of(case)
+
+    begins = dict(charts__episodic_return=np.r_[np.full(10, 0.5), np.full(90, 0.6)])  # random actions have 0.5
+    half = dict(eval__episodic_return_std=full(0.5), **begins)
+    assert not found(0.52, 100, **half) and found(0.52, 10_000, **half) and found(0.3, 100, **half)
+    rare = dict(eval__episodic_return_std=full(0), charts__episodic_return=np.r_[np.zeros(90), 1.0, np.zeros(9)])
+    often = rare | dict(charts__episodic_return=np.r_[np.zeros(80), np.ones(20)])
+    assert not found(0.0, **rare) and found(0.0, **often)
+    assert not found(0.0, **often | dict(eval__episodic_return_std=())) and not found(0.0, None, **often)
+
+
+def test_committed_evaluations_that_chance_explains_have_no_finding():
+    results = {
+        "stopped": "games_TensorPendulum-v0__ppo_continuous_action_batched__4",
+        "modern": "games_CueContinuous-v0__sac_lstm__2",
+        "games": "ppo_trxl_cue_Cue200-v0__ppo_lstm__200k__3",
+    }
+    found, _ = trainings(ROOT / "benchmark/results" / folder / f"{name}.json.gz" for folder, name in results.items())
+    assert len(found) == 3 and [one.source for one in found if doctor.worse_evaluation(one)] == []
 
 
 def test_what_has_not_come_yet_is_no_fault():
