@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, refused
 
+from solorl.games import BOARDS
+from solorl.games.teams import GAMES as TEAM_GAMES
 from solorl.lab.results import doctor
 from solorl.lab.results.read import trainings
 from solorl.lab.results.training import Training, of_run
@@ -223,6 +225,22 @@ def test_committed_evaluations_that_chance_explains_have_no_finding():
     }
     found, _ = trainings(ROOT / "benchmark/results" / folder / f"{name}.json.gz" for folder, name in results.items())
     assert len(found) == 3 and [one.source for one in found if doctor.worse_evaluation(one)] == []
+
+
+def test_training_and_evaluation_of_games_against_others_are_not_compared():
+    """Unless the return of random actions is known."""
+    draws = dict(charts__episodic_return=full(0.7), eval__episodic_return=full(0.5), charts__episodic_length=full(9))
+    boards = [f"games/{name}" for name in BOARDS]
+    sides = [f"team/{name}" for name, (_, _, teams) in TEAM_GAMES.items() if teams]
+    for env_id in (*boards, *sides, "atari/pong_v3", "mpe/simple_adversary_v3"):
+        assert training(env_id=env_id, **draws).low is None and "never_left" not in rules_of(
+            training((), env_id, **draws)
+        )
+    for env_id in ("games/Cue-v0", "team/simple_spread_v3", "team/climbing", "ALE/Pong-v5"):
+        assert training(env_id=env_id, **draws).low is not None, env_id
+    assert "never_left" in rules_of(training((), "Own-v0", **draws))
+    assert "never_left" not in rules_of(training((), "Own-v0", **draws, **{"eval__episodic_return_prey": full(0.5)}))
+    assert training(**draws, **{"eval__episodic_return_prey": full(0.5)}).low == 22.6
 
 
 def test_what_has_not_come_yet_is_no_fault():
