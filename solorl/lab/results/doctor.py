@@ -119,7 +119,7 @@ def _original(copy: Path) -> Path | None:
 def far_from_default(t: Training) -> str:
     """Settings are far from the file's own.
 
-    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times.
+    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times. Of 0 nothing is.
     Try: the defaults, with which its results were made
     Source: docs/guides/does_not_learn.md
     """
@@ -131,7 +131,7 @@ def far_from_default(t: Training) -> str:
         near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
         a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
         far = FAR_COUNT if isinstance(default, int) else FAR
-        if not (a and b and 1 / far < a / b < far):
+        if b and not (a and 1 / far < a / b < far):
             found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
     return "; ".join(found)
 

@@ -155,6 +155,9 @@ def test_settings_ten_times_the_default_or_a_tenth_of_it(tmp_path):
     assert seen == "--learning-rate is 0.025, the default 0.00025; --gamma is 0.5, the default 0.99"
     assert "--ent-coef is 0" in doctor.far_from_default(training(args={"ent_coef": 0.0}, copy=copy))
     assert doctor.far_from_default(training(args={"learning_rate": 2e-3}, copy=copy)) == ""
+    copy.write_text(copy.read_text().replace("ent_coef: float = 0.01", "ent_coef: float = 0.0"))
+    assert doctor.far_from_default(training(args={"ent_coef": 0.001}, copy=copy)) == ""  # nothing is far from 0
+    assert "--vf-coef is 0" in doctor.far_from_default(training(args={"ent_coef": 0.1, "vf_coef": 0}, copy=copy))
 
 
 def test_what_is_solved_has_nothing_unless_it_diverged():
