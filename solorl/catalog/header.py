@@ -4,6 +4,7 @@ import ast
 import re
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import solorl
@@ -141,8 +142,7 @@ def find_path(name: str) -> Path:
     path = expanded(name)
     if path.suffix == ".py" and path.is_file():
         return path
-    paths = script_paths()
-    stem = name.removesuffix(".py")
+    paths, stem = script_paths(), name.removesuffix(".py")
     if stem in paths:
         return paths[stem]
     refuse(path.is_dir(), f"{name} is a folder; name an algorithm or a .py file")
@@ -183,7 +183,7 @@ def with_header(text: str, values: dict[str, str]) -> str:
     new = {key: value for key, value in values.items() if value and key not in fields}
     end = "\r\n" if "\r\n" in text else "\n"
     lines, skipping = [], False
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    for number, line in enumerate(StringIO(text, newline=""), 1):  # lines as Python counts them
         key = line[:VALUE_COLUMN].strip()
         if docstring.lineno <= number <= (docstring.end_lineno or 0):
             if key in KEYS:

@@ -13,7 +13,7 @@ from solorl.catalog import header as catalog
 from tools import budget, claims, rules, square
 from tools.check import problems_of
 from tools.main_block import beginnings, main_block, rebound, root
-from tools.source import code_lines
+from tools.source import Source, code_lines, split_header
 
 REAL = ROOT / "algorithms"
 
@@ -728,6 +728,19 @@ def test_new_from_an_own_file_in_a_checkout_goes_to_the_family_it_comes_from(tre
     assert solo("copy", "dqn", "my-files/base.py")[0] == 0
     assert solo("new", "mine", "--from", "my-files/base.py")[0] == 0
     assert (tmp_path / "algorithms" / "dqn" / "mine.py").is_file()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("odd", ["\f", "\u2028", "\x85", "\x1c"])
+def test_lines_are_those_of_python(odd, end):
+    """Where a page or a paragraph ends, Python's line does not."""
+    head, docstring = f"# a{odd} comment\n", '"""Title.\n\nPaper     A\nRun       solo train a.py\n"""\n'
+    parts = [part.replace("\n", end) for part in (head, docstring, f"x = 'b'  # {odd}\n")]
+    text = "".join(parts)
+    assert list(split_header(text)) == parts
+    assert Source(Path("a.py"), text, ast.parse(text), None).header_line("Run") == 5
+    changed = catalog.with_header(text, {"Run": "python a.py"})
+    assert changed.replace(end, "\n") == text.replace(end, "\n").replace("solo train", "python")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ of its last greedy evaluation, with "train" the mean return of its last 100 trai
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -81,6 +82,12 @@ class Comparison:
         """The environments on which every method has runs; aggregates are over these."""
         return [env for env in self.envs if all((env, method) in self.groups for method in self.methods)]
 
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """Every method except the baseline against its opponent."""
+        found = (pair(self, method, self.opponents[method]) for method in self.methods[1:])
+        return [one for one in found if one is not None]
+
     def scores(self, env_id: str, method: str, normalised: bool = False) -> st.Array:
         """The runs' scores: (num_runs,)."""
         raw = np.array([score(result, self.metric) for result in self.groups[env_id, method]], np.float64)
@@ -89,9 +96,7 @@ class Comparison:
 
 def score(result: Result, metric: str) -> float | None:
     """The score of a run, None if it has none of this metric."""
-    if metric == "train":
-        return result.last_100_episodes
-    return result.eval["mean"][-1] if result.eval.get("mean") else None
+    return result.last_100_episodes if metric == "train" else [None, *result.eval.get("mean", ())][-1]
 
 
 # ---------------------------------------------------------------------- grouping
@@ -137,8 +142,7 @@ def compare(
     kept = [result for result in results if score(result, metric) is not None]
     if not kept:
         raise UsageError(f"none of the {len(results)} results has {'evaluations' if metric == 'eval' else 'episodes'}")
-    if len(kept) < len(results):
-        left_out = [result.source for result in results if score(result, metric) is None]
+    if left_out := [result.source for result in results if score(result, metric) is None]:
         notes.append(f"Left out, because they have no {metric} scores: {listed(left_out)}.")
     groups = grouped(kept)
     envs, methods = list(dict.fromkeys(env for env, _ in groups)), list(dict.fromkeys(name for _, name in groups))
@@ -172,8 +176,7 @@ def _scale(comparison: Comparison, env_id: str) -> tuple[float, float]:
 
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Names in a sentence, the first few of many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---------------------------------------------------------------------- tables
@@ -206,12 +209,6 @@ def _env_row(env_id: str, method: str, scores: st.Array, runs: Sequence[Result])
     )  # fmt: skip
 
 
-def pairs(comparison: Comparison) -> list[Pair]:
-    """Every method except the baseline against its opponent."""
-    found = [pair(comparison, method, comparison.opponents[method]) for method in comparison.methods[1:]]
-    return [one for one in found if one is not None]
-
-
 def pair(comparison: Comparison, x: str, y: str) -> Pair | None:
     """Method x against method y; None where they share no environment."""
     envs = [env for env in comparison.envs if {(env, x), (env, y)} <= comparison.groups.keys()]
@@ -240,5 +237,4 @@ def enough(runs: Sequence[tuple[int, int]]) -> bool:
     From 3 runs each on, and where chance alone makes it 0 or 1 in less than ALPHA of cases: the bootstrap would say
     [0, 0] or [1, 1] even of two runs.
     """
-    by_chance = 2 / math.prod(math.comb(n + m, n) for n, m in runs)
-    return min(map(min, runs)) >= 3 and by_chance < ALPHA
+    return min(map(min, runs)) >= 3 and 2 / math.prod(math.comb(n + m, n) for n, m in runs) < ALPHA

@@ -248,10 +248,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(403, "This page is for this machine only")
         elif name == "/":
             self._send(store.page(parse_qs(query).get("first", [""])[0]), "text/html; charset=utf-8")
-        elif name in store.films and store.films[name].resolve().is_relative_to(store.folder.resolve()):
-            self._send(read_regular(store.films[name], MOST_FILM), "video/mp4")
         else:
-            self.send_error(404)
+            film, path = b"", store.films.get(name)
+            with contextlib.suppress(OSError):  # it is gone, or too large
+                if path and path.resolve().is_relative_to(store.folder.resolve()):
+                    film = read_regular(path, MOST_FILM)
+            self._send(film, "video/mp4") if film else self.send_error(404)
 
     do_HEAD = do_GET
 

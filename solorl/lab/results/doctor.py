@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solorl.catalog.header import fields_of, origins, parse_source
+from solorl.catalog.header import fields_of, origins, parse_source, read_source
 from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.statistics import Array
 from solorl.lab.results.training import Training, real
@@ -26,12 +26,15 @@ LARGE_KL, LARGE_CLIPFRAC = 0.1, 0.4  # in a tenth of the rows; 0.02 and 0.1 are 
 LITTLE_ENTROPY, MUCH_ENTROPY = 0.05, 0.97  # of that of the first rows
 LARGE_REWARD, LARGE_LOSS = 100.0, 1e4  # of a step in the mean; of a value
 GROWTH = 30.0  # of the loss of the values, from the second fifth of a training to the last
+ERRORS = 3.0  # standard errors that are no noise
 FAR, FAR_COUNT = 10.0, 100.0  # times the default of an argument, or this part of it; of a whole number
 LINES = 6  # of a changed script that are shown
 FREE = ("total_timesteps", "num_envs", "seed")  # arguments that may be anything
 
 LOSSES = ("losses/value_loss", "losses/v_loss", "losses/qf_loss", "losses/qf1_loss", "losses/td_loss")
 VALUES = ("losses/q_values", "losses/qf_values", "losses/qf1_values")
+# A script that learns from other rewards than it counts: np.sign(reward), normalizer.scale(reward), reward / 10.
+CHANGES = re.compile(r"(sign|clip|clamp|scale|norm)\w*\([\w.]*reward|reward[\w.\[\]]* [*/] ?\d|\d \* [\w.]*reward")
 # Words of a changed line -> what it is about; the first that fits.
 TOPICS = {
     r"terminated|truncated|done|timeout|final_|next_value": "where episodes end and what is bootstrapped",
@@ -77,10 +80,9 @@ def no_update(t: Training) -> str:
     Try: a smaller --learning-starts, or a longer training
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    starts = t.args.get("learning_starts")
-    if t.copy is None or starts is None or any(name.startswith("losses/") for name in t.curves):
-        return ""
-    return f"no loss was logged in {number(t.steps)} steps; --learning-starts is {starts}"
+    starts, learns = t.args.get("learning_starts"), any(name.startswith("losses/") for name in t.curves)
+    none = t.copy and starts is not None and not learns
+    return f"no loss was logged in {number(t.steps)} steps; --learning-starts is {starts}" if none else ""
 
 
 def changed_script(t: Training) -> str:
@@ -97,8 +99,8 @@ def changed_script(t: Training) -> str:
     changed = [re.sub(r"\s+", " ", line) for line in difflib.ndiff(theirs, own) if line[:2] in ("+ ", "- ")]
     if len(changed) > len(theirs) / 3:  # another algorithm
         return ""
-    topics = {topic: None for line in changed for topic in [_topic(line)] if topic}
-    about = f" about {' and '.join(topics)}" if topics else ""
+    topics = dict.fromkeys(next((what for words, what in TOPICS.items() if re.search(words, x)), "") for x in changed)
+    about = f" about {' and '.join(filter(None, topics))}" if any(topics) else ""
     more = " / ..." if len(changed) > LINES else ""
     return f"lines{about} are not those of {original.name}: {' / '.join(changed[:LINES])}{more}" if changed else ""
 
@@ -106,10 +108,6 @@ def changed_script(t: Training) -> str:
 def _code(path: Path) -> list[str]:
     """Its lines without header and comments."""
     return [line for node in parse_source(path).body[1:] for line in ast.unparse(node).splitlines()]
-
-
-def _topic(line: str) -> str:
-    return next((topic for words, topic in TOPICS.items() if re.search(words, line)), "")
 
 
 def _original(copy: Path) -> Path | None:
@@ -121,7 +119,7 @@ def _original(copy: Path) -> Path | None:
 def far_from_default(t: Training) -> str:
     """Settings are far from the file's own.
 
-    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times.
+    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times. Of 0 nothing is.
     Try: the defaults, with which its results were made
     Source: docs/guides/does_not_learn.md
     """
@@ -133,7 +131,7 @@ def far_from_default(t: Training) -> str:
         near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
         a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
         far = FAR_COUNT if isinstance(default, int) else FAR
-        if not (a and b and 1 / far < a / b < far):
+        if b and not (a and 1 / far < a / b < far):
             found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
     return "; ".join(found)
 
@@ -222,16 +220,26 @@ def worthless_values(t: Training) -> str:
     Source: 37 details of PPO, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/
     """
     late = t.values("losses/explained_variance", begin=0.5)
-    if not len(late) or np.median(late) > -0.05:
-        return ""
-    return f"losses/explained_variance has a median of {number(np.median(late))} in the second half"
+    worse = len(late) and (middle := np.median(late)) <= -0.05
+    return f"losses/explained_variance has a median of {number(middle)} in the second half" if worse else ""
+
+
+def _scale(t: Training) -> float:
+    """What the script multiplies rewards with before it learns from them; 0 where it changes them otherwise. The metric
+    is what it divides them by."""
+    divisors, factor = t.values("charts/reward_scale", begin=0.7), real(t.args.get("reward_scale"))
+    if len(divisors):
+        return 1 / max(float(np.median(divisors)), 1e-8)
+    script = t.copy or script_paths().get(t.script)
+    return float(not (script and CHANGES.search(read_source(script)))) if factor is None else factor
 
 
 def _rates(t: Training) -> Array:
-    """The mean reward of a step in each training episode; empty where lengths or values are missing, or no discount."""
-    returns, lengths = t.values("charts/episodic_return"), t.values("charts/episodic_length")
-    known = len(returns) == len(lengths) and t.gamma < 1 and len(t.values(*VALUES, begin=0.7))
-    return returns / lengths.clip(1) if known else np.zeros(0)
+    """The mean reward of a step in each training episode, on the scale of the values; empty where this is not known,
+    lengths or values are missing, or no discount."""
+    returns, lengths, scale = t.values("charts/episodic_return"), t.values("charts/episodic_length"), _scale(t)
+    known = scale and len(returns) == len(lengths) and t.gamma < 1 and len(t.values(*VALUES, begin=0.7))
+    return scale * returns / lengths.clip(1) if known else np.zeros(0)
 
 
 def high_values(t: Training) -> str:
@@ -241,12 +249,11 @@ def high_values(t: Training) -> str:
     Try: a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly
     Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
     """
-    rates = _rates(t)
-    if not len(rates):
+    if not len(rates := _rates(t)):
         return ""
     alpha = t.values("losses/alpha", begin=0.7)
     bonus = 10 * np.median(alpha) if len(alpha) else 0.0  # for entropies
-    most = max(0.0, t.values("charts/episodic_return").max(), (rates.max() + bonus) / (1 - t.gamma))
+    most = max(0.0, (rates * t.values("charts/episodic_length")).max(), (rates.max() + bonus) / (1 - t.gamma))
     value = np.median(t.values(*VALUES, begin=0.7))
     return f"the mean Q value is {number(value)}, the largest return {number(most)}" if value > 1.5 * most + 1 else ""
 
@@ -258,11 +265,9 @@ def low_values(t: Training) -> str:
     Try: look at the copies of the target network, at (1 - done) in the target, at the scale of rewards
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
-    rates = _rates(t)
-    if not len(rates):
+    if not len(rates := _rates(t)):
         return ""
-    lengths = t.values("charts/episodic_length")
-    length = max(1, int(lengths[-len(lengths) // 5 :].mean()))
+    length = max(1, int(t.values("charts/episodic_length")[-len(rates) // 5 :].mean()))
     left = np.arange(1, length + 1)  # steps to the end
     mean = rates[-len(rates) // 5 :].mean() * np.mean((1 - t.gamma**left) / (1 - t.gamma))
     value = np.median(t.values(*VALUES, begin=0.7))
@@ -276,10 +281,10 @@ def growing_loss(t: Training) -> str:
     Try: a smaller learning rate, smaller rewards
     Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
     """
-    early, late = t.values(*LOSSES, begin=0.2, end=0.4), t.values(*LOSSES, begin=0.8)
-    if not len(early) or not len(late) or np.median(late) < GROWTH * max(np.median(early), 1.0):
-        return ""
-    return f"its median is {number(np.median(early))} in the second fifth, {number(np.median(late))} in the last"
+    losses = t.values(*LOSSES, begin=0.2, end=0.4), t.values(*LOSSES, begin=0.8)
+    early, late = (np.median(values) if len(values) else 0.0 for values in losses)
+    grows = len(losses[0]) and late >= GROWTH * max(early, 1.0)
+    return f"its median is {number(early)} in the second fifth, {number(late)} in the last" if grows else ""
 
 
 def large_rewards(t: Training) -> str:
@@ -289,8 +294,7 @@ def large_rewards(t: Training) -> str:
     Try: rewards divided by their scale: gymnasium.wrappers.NormalizeReward or TransformReward in make_env
     Source: van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714
     """
-    loss, returns = t.values(*LOSSES), t.values("charts/episodic_return")
-    lengths = t.values("charts/episodic_length")
+    loss, returns, lengths = t.values(*LOSSES), t.values("charts/episodic_return"), t.values("charts/episodic_length")
     if not len(loss) or not len(returns) or len(returns) != len(lengths):
         return ""
     reward, loss_ = np.median(np.abs(returns) / lengths.clip(1)), np.median(loss)
@@ -305,10 +309,9 @@ def small_buffer(t: Training) -> str:
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
     size, lengths = real(t.args.get("buffer_size")), t.values("charts/episodic_length")
-    if size is None or not len(lengths):
-        return ""
-    needed = np.median(lengths) * (real(t.args.get("num_envs")) or 1)
-    return f"--buffer-size is {size:g}, the episodes of all environments have {number(needed)}" if size < needed else ""
+    needed = np.median(lengths) * (real(t.args.get("num_envs")) or 1) if len(lengths) else 0.0
+    small = size is not None and size < needed
+    return f"--buffer-size is {size:g}, the episodes of all environments have {number(needed)}" if small else ""
 
 
 def keeps_exploring(t: Training) -> str:
@@ -335,16 +338,18 @@ def temperature(t: Training) -> str:
 def worse_evaluation(t: Training) -> str:
     """The evaluation is far below the training.
 
-    The greedy policy is far worse than the training episodes.
+    The greedy policy is far worse than the training episodes, by more than the noise of both.
     Try: does act() see the same observations (normalised, stacked, masked)?
     Source: docs/guides/does_not_learn.md
     """
     scores, returns = t.values("eval/episodic_return", begin=0.6), t.values("charts/episodic_return", begin=0.8)
-    if len(scores) < 2 or not len(returns) or t.low is None:
+    stds, episodes = t.values("eval/episodic_return_std", begin=0.6), real(t.args.get("eval_episodes"))
+    if len(scores) < 2 or not len(returns) or t.low is None or not len(stds) or not episodes:
         return ""
-    score, mean = scores.mean() - t.low, returns.mean() - t.low
-    seen = f"{number(scores.mean())} in evaluations, {number(returns.mean())} in training, {number(t.low)} at random"
-    return seen if mean > 0 and score < 0.4 * mean else ""
+    score, mean = scores.mean(), returns.mean()
+    noise = ERRORS * math.hypot((stds**2).mean() ** 0.5 / episodes**0.5, returns.std() / len(returns) ** 0.5)
+    far = mean > t.low and score - t.low < 0.4 * (mean - t.low) and mean - score > noise
+    return f"{number(score)} in evaluations, {number(mean)} in training, {number(t.low)} at random" if far else ""
 
 
 def fell(t: Training) -> str:
@@ -371,7 +376,7 @@ def never_left(t: Training) -> str:
     returns, known = t.values("charts/episodic_return"), reference(t.env_id)
     if len(returns) < 20 or t.low is None or t.score is None:
         return ""
-    noise, little = 3 * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
+    noise, little = ERRORS * returns[:20].std() / 20**0.5, 0.05 * (known[1] - known[0]) if known else 0.0
     left = max(t.score, returns[-len(returns) // 5 :].mean()) > t.low + max(noise, little)
     return "" if left else f"the score is {number(t.score)}, random actions have {number(t.low)}"
 
@@ -401,10 +406,8 @@ def examine(training: Training) -> list[Finding]:
 def disagreement(seeds: Sequence[Training]) -> list[Finding]:
     """Three or more seeds of one method whose scores differ by half of what the best has gained."""
     scores = sorted(t.score for t in seeds if t.score is not None and not diverged(t))
-    lows = [t.low for t in seeds if t.low is not None]
-    if len(scores) < 3 or not lows or math.isclose(scores[0], scores[-1]):
-        return []
-    if scores[-1] - scores[0] < 0.5 * (scores[-1] - min(lows)) or scores[-1] <= min(lows):
+    low = min((t.low for t in seeds if t.low is not None), default=math.inf)
+    if len(scores) < 3 or not 0 < scores[-1] - low <= 2 * (scores[-1] - scores[0]):
         return []
     remedy = "more seeds before any conclusion, and intervals (solo report)"
     source = "Agarwal et al. 2021, https://arxiv.org/abs/2108.13264"

@@ -19,6 +19,7 @@ from solorl.lab.results.result import MOST_BYTES, Result, ResultError, reading
 
 MOST_SCORES = 100_000  # of a file: each becomes a run of the report
 ENVIRONMENTS = "environments"  # the names of the columns in the file of scores
+TAKEN = (ENVIRONMENTS, "file", "allow_pickle")  # what no method can be called there: np.savez has such parameters
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
            ">": r"\textgreater{}", "|": r"\textbar{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"}}  # fmt: skip
 
@@ -42,8 +43,7 @@ def write_all(comparison: cmp.Comparison, folder: Path) -> list[str]:
 # ---------------------------------------------------------------------- LaTeX
 def latex(words: str) -> str:
     """A text as LaTeX shows it: its special signs, and minus signs before numbers."""
-    escaped = "".join(SPECIAL.get(sign, sign) for sign in words)
-    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
+    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", "".join(SPECIAL.get(sign, sign) for sign in words))
 
 
 def tables(comparison: cmp.Comparison) -> str:
@@ -117,7 +117,7 @@ def read_points(path: Path) -> list[Result]:
 def scores(comparison: cmp.Comparison) -> tuple[dict[str, st.Array], list[str]]:
     """Method -> scores (num_runs, num_environments) on the environments that all methods have, and under ENVIRONMENTS
     their names, which say where scores are normalised. And a sentence for each method of which runs are left out,
-    because it has not equally many on each environment."""
+    because it has not equally many on each environment, or whose name is TAKEN."""
     envs, notes = comparison.shared, []
     names = [env if comparison.scale[env] == (0.0, 1.0) else f"{env}, normalised" for env in envs]
     found = {ENVIRONMENTS: np.array(names)}
@@ -126,7 +126,9 @@ def scores(comparison: cmp.Comparison) -> tuple[dict[str, st.Array], list[str]]:
         fewest = min(map(len, columns))
         if fewest < max(map(len, columns)):
             notes.append(f"scores.npz has only the first {fewest} runs of {method} on each environment.")
-        found[method] = np.stack([column[:fewest] for column in columns], axis=-1)
+        name = f"method {method}" if method in TAKEN else method
+        notes += [f"scores.npz calls {method} {name!r}."] * (name != method)
+        found[name] = np.stack([column[:fewest] for column in columns], axis=-1)
     return found, notes
 
 

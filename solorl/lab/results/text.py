@@ -46,7 +46,7 @@ def estimate(one: cmp.Estimate) -> str:
 def verdicts(comparison: cmp.Comparison) -> list[str]:
     """One sentence for each method against its opponent, and one for all of which nothing can be said."""
     one_each, together = list[cmp.Pair](), dict[str, cmp.Pair]()
-    for pair in cmp.pairs(comparison):
+    for pair in comparison.pairs:
         if pair.few and not pair.probability.interval:
             before = together.get(pair.y)
             together[pair.y] = replace(pair, x=f"{before.x}, {pair.x}") if before else pair
@@ -126,7 +126,7 @@ CURVE_CAPTION = (
     "far later than that of most is left out. Training curves are means over the last 5 % of a run."
 )
 PAIR_CAPTION = (
-    "Better or worse on an environment: the exact two-sided rank-sum test gives p < 0.05 (not corrected for the number "
+    "Better or worse on an environment: the two-sided rank-sum test gives p < 0.05 (not corrected for the number "
     "of environments). P(improvement): the chance that a run of the one method beats a run of the other, averaged over "
     "environments, ties counted half; none where there are too few runs for its interval."
 )
@@ -199,7 +199,7 @@ def total_table(comparison: cmp.Comparison) -> Table:
 def pair_table(comparison: cmp.Comparison) -> Table:
     """A row for each method against its opponent."""
     rows: list[list[Cell]] = []
-    for one in cmp.pairs(comparison):
+    for one in comparison.pairs:
         chance = one.probability if one.probability.interval else "-"
         rows.append([f"{one.x} against {one.y}", chance, one.better, one.worse])
     return ["Comparison", "P(improvement)", "Better on", "Worse on"], rows
@@ -234,8 +234,7 @@ def report(
         caption = f"{lines_caption(comparison)} {CURVE_CAPTION}"
         parts += ["## Curves\n", f"{caption} The page report.html has them interactive.\n"]
         parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
-    notes = [*notes_on(comparison), *problems]
-    if notes:
+    if notes := [*notes_on(comparison), *problems]:
         parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]
     again = f"\nTables and pictures, also as LaTeX and PDF, are made by `{markdown(command)}`." if command else ""
     return "\n".join([*parts, f"{SOURCE}{again}\n"])
@@ -247,19 +246,15 @@ def notes_on(comparison: cmp.Comparison) -> list[str]:
     notes = list(comparison.notes)
     for method in comparison.methods:
         runs = [run for (_, name), group in comparison.groups.items() if name == method for run in group]
-        versions = {run.script_sha256 for run in runs if run.script_sha256}
-        if len(versions) > 1:
+        if len(versions := {run.script_sha256 for run in runs if run.script_sha256}) > 1:
             notes.append(f"The runs of {method} come from {len(versions)} versions of its script.")
-        missing = [env for env in comparison.envs if (env, method) not in comparison.groups]
-        if missing:
+        if missing := [env for env in comparison.envs if (env, method) not in comparison.groups]:
             notes.append(f"{method} has no runs on {cmp.listed(missing)}; aggregates leave these environments out.")
     for (env_id, method), group in comparison.groups.items():
         names = sorted({name for run in group for name in run.args} - set(IGNORED))
-        mixed = [name for name in names if len({repr(run.args.get(name)) for run in group if run.args}) > 1]
-        if mixed:
+        if mixed := [name for name in names if len({repr(run.args.get(name)) for run in group if run.args}) > 1]:
             notes.append(f"The runs of {method} on {env_id} differ in {cmp.listed(mixed)}.")
-    late = [run.source for runs in comparison.groups.values() for run in _late(comparison, runs)]
-    if late:
+    if late := [run.source for runs in comparison.groups.values() for run in _late(comparison, runs)]:
         notes.append(f"Not in the curves by time, because their first score came far later: {cmp.listed(late)}.")
     for env_id in comparison.envs:
         runs_of = [group for (env, _), group in comparison.groups.items() if env == env_id]
@@ -267,8 +262,7 @@ def notes_on(comparison: cmp.Comparison) -> list[str]:
         if min(steps) < 0.95 * max(steps):
             notes.append(f"On {env_id} the methods trained for {min(steps):,.0f} to {max(steps):,.0f} steps.")
     runs = [run for group in comparison.groups.values() for run in group if run.machine]
-    machines = {(str(run.machine.get("cpu")), str(run.machine.get("device"))) for run in runs}
-    if len(machines) > 1:
+    if len(machines := {(str(run.machine.get("cpu")), str(run.machine.get("device"))) for run in runs}) > 1:
         notes.append(f"The runs come from {len(machines)} kinds of machines, so their times do not compare.")
     return notes
 

@@ -1,5 +1,6 @@
 """One training with all that it has logged, out of a run folder, a TensorBoard folder or a result file."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ ALIASES = {
     "rollout/exploration_rate": "charts/epsilon",
     "eval/mean_reward": "eval/episodic_return",
 }
+# Games of several sides: boards, PettingZoo's games of Atari, particles that are not one team.
+VERSUS = re.compile(r"games/(TicTacToe|ConnectFour)-|atari/|(mpe|team)/simple_(adversary|crypto|push|tag|world_comm)_")
 
 
 def real(value: Any) -> float | None:
@@ -73,10 +76,11 @@ class Training(Result):
 
     @property
     def low(self) -> float | None:
-        """The return of random actions: as measured, else that of the first episodes."""
-        first = self.values("charts/episodic_return")[:10]
-        known = reference(self.env_id)
-        return known[0] if known else float(first.mean()) if len(first) else None
+        """The return of random actions: as measured, else that of the first episodes. None where these are another game
+        than an evaluation, which other sides or opponents play: it may have further scores, eval/episodic_return_*."""
+        known, first = reference(self.env_id), self.values("charts/episodic_return")[:10]
+        other = VERSUS.match(self.env_id) or any(re.match("eval/episodic_return_(?!std$)", x) for x in self.curves)
+        return known[0] if known else float(first.mean()) if len(first) and not other else None
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -104,18 +108,17 @@ def of_tensorboard(folder: Path) -> Training:
     """A TensorBoard folder of CleanRL or Stable-Baselines3. Raises ResultError."""
     from solorl.lab.results.tensorboard import names_of, scalars
 
-    env_id, name, seed = names_of(folder)
     series = scalars(folder)[0]
     curves = curves_of((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
     if "train/entropy_loss" in curves:
         steps, values = curves["train/entropy_loss"]
         curves["losses/entropy"] = steps, -values
-    return Training(env_id, name, seed, source=str(folder), curves=curves)
+    return Training(*names_of(folder), source=str(folder), curves=curves)
 
 
-def of_result(result: Result) -> Training:
+def of_result(one: Result) -> Training:
     """A result file, which has returns only."""
-    shown = (("charts/episodic_return", result.train, "return"), ("charts/episodic_length", result.train, "length"),
-             ("eval/episodic_return", result.eval, "mean"))  # fmt: skip
+    shown = (("charts/episodic_return", one.train, "return"), ("charts/episodic_length", one.train, "length"),
+             ("eval/episodic_return", one.eval, "mean"), ("eval/episodic_return_std", one.eval, "std"))  # fmt: skip
     points = ((name, *point) for name, of, key in shown if of for point in zip(of["global_step"], of[key], strict=True))
-    return Training(**vars(replace(result, curves=curves_of(points))))
+    return Training(**vars(replace(one, curves=curves_of(points))))

@@ -352,6 +352,18 @@ def test_nothing_but_films_is_handed_out(ask, a_run, tmp_path):
         assert ask("/", method)[0] == 501
 
 
+def test_a_film_that_is_gone_or_too_large_is_not_found(ask, a_run, monkeypatch, capfd):
+    folder = a_run(1, name="a")
+    (folder / "videos").mkdir()
+    for step, content in ((1, b"film"), (2, b"a film"), (3, b"film")):
+        (folder / f"videos/step_{step}.mp4").write_bytes(content)
+    ask("/")
+    monkeypatch.setattr(dash, "MOST_FILM", 5)
+    (folder / "videos/step_3.mp4").unlink()
+    assert [ask(f"/film/a/videos/step_{step}.mp4")[0] for step in (1, 2, 3)] == [200, 404, 404]
+    assert capfd.readouterr().err == ""
+
+
 # ---------------------------------------------------------------------- in a browser
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):

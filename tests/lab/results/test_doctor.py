@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, refused
 
+from solorl.games import BOARDS
+from solorl.games.teams import GAMES as TEAM_GAMES
 from solorl.lab.results import doctor
 from solorl.lab.results.read import trainings
 from solorl.lab.results.training import Training, of_run
@@ -21,6 +23,7 @@ HEALTHY = {
     "charts/episodic_return": np.linspace(20, 300, 100),
     "charts/episodic_length": np.linspace(20, 300, 100),
     "eval/episodic_return": np.linspace(30, 320, 100),
+    "eval/episodic_return_std": np.full(100, 40.0),
     "charts/learning_rate": np.linspace(2.5e-4, 1e-6, 100),
     "losses/approx_kl": np.full(100, 0.01),
     "losses/clipfrac": np.full(100, 0.1),
@@ -39,7 +42,7 @@ def training(args=(), env_id="CartPole-v1", script="ppo", status="finished", cop
     curves = {
         name: (STEPS[-len(values) :], np.asarray(values, float)) for name, values in curves.items() if len(values)
     }
-    args = {"total_timesteps": 100_000, "gamma": 0.99, "num_envs": 4} | dict(args)
+    args = {"total_timesteps": 100_000, "gamma": 0.99, "num_envs": 4, "eval_episodes": 20} | dict(args)
     return Training(env_id, script, seed, args=args, status=status, curves=curves, copy=copy, source="runs/x")
 
 
@@ -152,6 +155,9 @@ def test_settings_ten_times_the_default_or_a_tenth_of_it(tmp_path):
     assert seen == "--learning-rate is 0.025, the default 0.00025; --gamma is 0.5, the default 0.99"
     assert "--ent-coef is 0" in doctor.far_from_default(training(args={"ent_coef": 0.0}, copy=copy))
     assert doctor.far_from_default(training(args={"learning_rate": 2e-3}, copy=copy)) == ""
+    copy.write_text(copy.read_text().replace("ent_coef: float = 0.01", "ent_coef: float = 0.0"))
+    assert doctor.far_from_default(training(args={"ent_coef": 0.001}, copy=copy)) == ""  # nothing is far from 0
+    assert "--vf-coef is 0" in doctor.far_from_default(training(args={"ent_coef": 0.1, "vf_coef": 0}, copy=copy))
 
 
 def test_what_is_solved_has_nothing_unless_it_diverged():
@@ -169,6 +175,75 @@ def test_negative_returns_bound_q_values_by_zero():
     assert "high_values" in rules_of(training(**pendulum, losses__q_values=np.linspace(0, 150, 100)))
     entropies = pendulum | dict(losses__alpha=full(1.0))  # SAC's values have a bonus for entropies
     assert "high_values" not in rules_of(training(**entropies, losses__q_values=full(150)))
+
+
+def test_values_are_those_of_the_rewards_that_the_script_learns_from(tmp_path):
+    """Not of those that it counts: factors that are known count, and without one nothing is said."""
+    few, many = full(3.0), full(500.0)  # returns are at most 300, and those of a state about 80 in the mean
+
+    def found(values, copy=None, args=(), script="dqn", **curves):
+        rules = rules_of(training(args, copy=copy, script=script, losses__q_values=values, losses__alpha=(), **curves))
+        return {"low_values", "high_values"} & set(rules)
+
+    assert found(few) == {"low_values"} and found(many) == {"high_values"}
+    for name in ("dqn_atari", "dqn_atari_jax", "apex_dqn_atari", "pqn_atari_envpool", "stream_q"):
+        assert found(few, script=name) == found(many, script=name) == set(), (
+            name
+        )  # as where TensorBoard is all there is
+        assert found(few, copy=script_paths()[name]) == found(many, copy=script_paths()[name]) == set(), name
+    text, mine = script_paths()["dqn"].read_text(), tmp_path / "my_dqn.py"
+    for reward in ("reward / 10", "0.1 * reward", "np.clip(reward, -1, 1)"):
+        mine.write_text(text.replace("action, reward, terminated", f"action, {reward}, terminated"))
+        assert mine.read_text() != text and found(few, copy=mine) == found(many, copy=mine) == set(), reward
+    mine.write_text(text)
+    assert found(few, copy=mine) == {"low_values"}
+    for known in (dict(args={"reward_scale": 0.05}), dict(charts__reward_scale=full(20))):
+        assert found(few, copy=script_paths()["mod_sac"], **known) == set()
+        assert found(full(0.1), copy=script_paths()["mod_sac"], **known) == {"low_values"}
+        assert found(full(30), copy=script_paths()["mod_sac"], **known) == {"high_values"}
+
+
+def test_noise_is_no_gap_between_evaluation_and_training():
+    """Of few evaluation episodes, of training episodes, and where it is not known."""
+
+    def found(score, episodes=20, **curves):
+        curves = {"eval__episodic_return": full(score), "charts__episodic_return": full(1.0)} | curves
+        case = training({"eval_episodes": episodes}, "Own-v0", charts__episodic_length=full(9), **curves)
+        return "worse_evaluation" in rules_of(case)
+
+    begins = dict(charts__episodic_return=np.r_[np.full(10, 0.5), np.full(90, 0.6)])  # random actions have 0.5
+    half = dict(eval__episodic_return_std=full(0.5), **begins)
+    assert not found(0.52, 100, **half) and found(0.52, 10_000, **half) and found(0.3, 100, **half)
+    rare = dict(eval__episodic_return_std=full(0), charts__episodic_return=np.r_[np.zeros(90), 1.0, np.zeros(9)])
+    often = rare | dict(charts__episodic_return=np.r_[np.zeros(80), np.ones(20)])
+    assert not found(0.0, **rare) and found(0.0, **often)
+    assert not found(0.0, **often | dict(eval__episodic_return_std=())) and not found(0.0, None, **often)
+
+
+def test_committed_evaluations_that_chance_explains_have_no_finding():
+    results = {
+        "stopped": "games_TensorPendulum-v0__ppo_continuous_action_batched__4",
+        "modern": "games_CueContinuous-v0__sac_lstm__2",
+        "games": "ppo_trxl_cue_Cue200-v0__ppo_lstm__200k__3",
+    }
+    found, _ = trainings(ROOT / "benchmark/results" / folder / f"{name}.json.gz" for folder, name in results.items())
+    assert len(found) == 3 and [one.source for one in found if doctor.worse_evaluation(one)] == []
+
+
+def test_training_and_evaluation_of_games_against_others_are_not_compared():
+    """Unless the return of random actions is known."""
+    draws = dict(charts__episodic_return=full(0.7), eval__episodic_return=full(0.5), charts__episodic_length=full(9))
+    boards = [f"games/{name}" for name in BOARDS]
+    sides = [f"team/{name}" for name, (_, _, teams) in TEAM_GAMES.items() if teams]
+    for env_id in (*boards, *sides, "atari/pong_v3", "mpe/simple_adversary_v3"):
+        assert training(env_id=env_id, **draws).low is None and "never_left" not in rules_of(
+            training((), env_id, **draws)
+        )
+    for env_id in ("games/Cue-v0", "team/simple_spread_v3", "team/climbing", "ALE/Pong-v5"):
+        assert training(env_id=env_id, **draws).low is not None, env_id
+    assert "never_left" in rules_of(training((), "Own-v0", **draws))
+    assert "never_left" not in rules_of(training((), "Own-v0", **draws, **{"eval__episodic_return_prey": full(0.5)}))
+    assert training(**draws, **{"eval__episodic_return_prey": full(0.5)}).low == 22.6
 
 
 def test_what_has_not_come_yet_is_no_fault():

@@ -122,6 +122,17 @@ def test_methods_with_runs_missing_are_cut_and_that_is_said(tmp_path):
         assert sorted(file["environments"]) == ["Acrobot-v1", "CartPole-v1"]  # as they are: not normalised
 
 
+@pytest.mark.parametrize("name", ["environments", "file", "allow_pickle"])
+def test_a_method_may_be_called_like_what_the_file_of_scores_has(tmp_path, name):
+    values = {(env, {"new": name}.get(method, method)): runs for (env, method), runs in SCORES.items()}
+    compared = cmp.compare(named(made(values)), baseline="old", normalise=False)
+    assert paper.write_all(compared, tmp_path) == [f"scores.npz calls {name} 'method {name}'."]
+    with np.load(tmp_path / "scores.npz") as file:
+        assert sorted(file) == ["environments", f"method {name}", "old"] and file["environments"].dtype.kind == "U"
+    again, problems = read_all([tmp_path / "scores.npz"])
+    assert problems == [] and {run.name for run in again} == {f"method {name}", "old"}
+
+
 def test_scores_of_others_are_read_without_names(tmp_path, solo):
     np.savez(tmp_path / "theirs.npz", a=np.arange(8.0).reshape(4, 2), b=np.ones((5, 2)))
     runs, problems = read_all([tmp_path / "theirs.npz"])

@@ -139,7 +139,7 @@ def test_totals_are_of_normalised_scores():
 
 
 def test_verdict_counts_environments_and_gives_the_chance():
-    (pair,) = comparison.pairs(comparison.compare(made(), baseline="old"))
+    (pair,) = comparison.compare(made(), baseline="old").pairs
     assert (pair.better, pair.worse, pair.envs) == (["CartPole-v1"], [], 2)
     acrobot = np.mean(
         [(a > b) + 0.5 * (a == b) for a in SCORES["Acrobot-v1", "new"] for b in SCORES["Acrobot-v1", "old"]]
@@ -149,9 +149,17 @@ def test_verdict_counts_environments_and_gives_the_chance():
         "new against old: better on 1 of 2 environments, worse on 0, undecided on 1; "
         "P(improvement) = {:.2f} [{:.2f}, {:.2f}].".format(pair.probability.value, *pair.probability.interval)
     )
-    (other,) = comparison.pairs(comparison.compare(made(), baseline="new"))
+    (other,) = comparison.compare(made(), baseline="new").pairs
     assert (other.better, other.worse) == ([], ["CartPole-v1"])
     assert other.probability.value == pytest.approx(1 - pair.probability.value)
+
+
+def test_methods_are_compared_once_in_a_report(monkeypatch):
+    """By the rank-sum test, which takes its time: sentences and tables share what it says."""
+    compared, tests = comparison.compare(made(), baseline="old"), []
+    monkeypatch.setattr(comparison, "direction", lambda x, y: tests.append(x) or 0)
+    assert report_text.verdicts(compared) and report_text.tables(compared) and report_text.report(compared, "", [], [])
+    assert len(tests) == len(compared.envs) == 2
 
 
 @pytest.fixture
@@ -176,14 +184,14 @@ def test_a_file_in_jax_is_compared_with_the_twin_that_its_header_names(catalogue
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in names})
     runs += made({("CartPole-v1", "dqn"): [3.0], ("CartPole-v1", "dqn_jax"): [4.0]}, variant="tuned")
     runs += made({("CartPole-v1", "ppo_jax"): [5.0]}, variant="wide")
-    found = {pair.x: pair.y for pair in comparison.pairs(comparison.compare(runs, baseline="ppo"))}
+    found = {pair.x: pair.y for pair in comparison.compare(runs, baseline="ppo").pairs}
     assert found == {"dqn": "ppo", "ppo_jax": "ppo", "dqn_jax": "dqn", "c51_jax": "ppo", "fast_dqn": "dqn",
                      "dqn tuned": "ppo", "dqn_jax tuned": "dqn tuned", "ppo_jax wide": "ppo"}  # fmt: skip
 
 
 def test_three_runs_decide_nothing():
     scores = {key: values[:3] for key, values in SCORES.items()}
-    (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
+    (pair,) = comparison.compare(made(scores), baseline="old").pairs
     assert pair.few and pair.better == []
     assert "too few runs to decide on any environment" in report_text.verdict(pair)
 
@@ -250,7 +258,7 @@ def test_single_runs_have_no_interval():
     """Resampling one run gives that run again: an interval of no width would claim certainty."""
     scores = {(env, name): values[:1] if name == "old" else values for (env, name), values in SCORES.items()}
     compared = comparison.compare(made(scores), baseline="old")
-    (pair,) = comparison.pairs(compared)
+    (pair,) = compared.pairs
     assert pair.probability.interval is None and "P(improvement)" not in report_text.verdict(pair)
     rows = {(row.env_id, row.method): row for row in comparison.env_rows(compared)}
     old, new = rows["CartPole-v1", "old"], rows["CartPole-v1", "new"]
@@ -272,7 +280,7 @@ def test_too_few_runs_have_no_interval(runs, given):
     scores = {}
     for i, (n, m) in enumerate(runs):
         scores |= {(f"E{i}-v0", "new"): [2.0] * n, (f"E{i}-v0", "old"): [1.0] * m}
-    (pair,) = comparison.pairs(comparison.compare(made(scores), baseline="old"))
+    (pair,) = comparison.compare(made(scores), baseline="old").pairs
     assert pair.probability == comparison.Estimate(1.0, (1.0, 1.0) if given else None)
     [[_, shown, *_]] = report_text.pair_table(comparison.compare(made(scores), baseline="old"))[1]
     assert shown == (pair.probability if given else "-")  # 1.00 of one run against one says nothing
@@ -598,7 +606,7 @@ def written(figure, path, *_):
 def test_a_name_that_ends_in_jax_is_no_twin(catalogue):
     catalogue("dqn_jax", differs="root of its family")
     runs = made({("CartPole-v1", name): [1.0, 2.0] for name in ("ppo", "dqn", "dqn_jax", "unknown_jax")})
-    found = {pair.x: pair.y for pair in comparison.pairs(comparison.compare(runs, baseline="ppo"))}
+    found = {pair.x: pair.y for pair in comparison.compare(runs, baseline="ppo").pairs}
     assert set(found.values()) == {"ppo"}
 
 

@@ -515,7 +515,7 @@ def test_a_change_is_judged_against_its_original(tmp_path, header, opponent):
     for paths in ([tmp_path / "runs"], [tmp_path / "files", tmp_path / "runs/ppo"]):
         compared = comparison.compare(read_all(paths)[0])
         assert compared.baseline == opponent
-        assert [pair.y for pair in comparison.pairs(compared)] == [opponent]
+        assert [pair.y for pair in compared.pairs] == [opponent]
 
 
 def test_each_change_has_its_own_original(tmp_path):
@@ -529,7 +529,7 @@ def test_each_change_has_its_own_original(tmp_path):
     own_run(tmp_path / "my_dqn", "my_dqn", copy.format("dqn.py"))
     own_run(tmp_path / "elsewhere", "elsewhere", copy.format("dqn.py"), env_id="Acrobot-v1")
     compared = comparison.compare(read_all([tmp_path])[0])
-    assert {pair.x: pair.y for pair in comparison.pairs(compared)} == {
+    assert {pair.x: pair.y for pair in compared.pairs} == {
         "ppo total-timesteps=30": "dqn",
         "ppo total-timesteps=150": "dqn",
         "my_ppo": "ppo total-timesteps=150",
@@ -537,7 +537,7 @@ def test_each_change_has_its_own_original(tmp_path):
         "my_dqn": "dqn",
     }
     given = comparison.compare(read_all([tmp_path])[0], baseline="ppo total-timesteps=30")
-    assert {pair.y for pair in comparison.pairs(given)} == {"ppo total-timesteps=30"}
+    assert {pair.y for pair in given.pairs} == {"ppo total-timesteps=30"}
 
 
 # ---------------------------------------------------------------------- other libraries

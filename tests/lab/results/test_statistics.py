@@ -195,6 +195,34 @@ def test_rank_sum_test_of_equal_runs_and_of_few():
     assert st.mann_whitney(np.arange(4.0), np.arange(4.0) + 9) == pytest.approx(2 / 70)
 
 
+def test_rank_sum_test_of_many_runs_is_the_normal_approximation(monkeypatch):
+    rng = np.random.default_rng(9)
+    for n, m in ((20, 20), (18, 22)):  # near the exact one, with ties and without
+        for shift, digits in product((0.0, 0.3, 0.7, 1.5), (9, 0)):
+            x, y = np.round(rng.normal(size=n), digits), np.round(rng.normal(size=m) + shift, digits)
+            exact = st.mann_whitney(x, y)
+            with monkeypatch.context() as patch:
+                patch.setattr(st, "EXACT", 0)
+                assert st.mann_whitney(x, y) == pytest.approx(exact, abs=0.01)
+    # 127 is the critical U of 20 against 20 runs, two-sided 5 %, in tables of the test
+    for u, decides in ((127, True), (128, False)):
+        x = np.r_[1:14, 21 + u - 127, 35:41].astype(float)
+        y = np.setdiff1d(np.arange(1.0, 41), x)
+        assert (x[:, None] > y).sum() == u and (st.mann_whitney(x, y) <= 0.05) == decides
+    assert st.mann_whitney(np.full(30, 5.0), np.full(30, 5.0)) == 1.0
+    x = rng.normal(size=20_000)
+    assert st.mann_whitney(x, x + 0.1) < 1e-9 < 0.1 < st.mann_whitney(x, rng.normal(size=20_000))
+
+
+def test_rank_sum_test_of_many_runs_equals_scipys():
+    scipy = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(10)
+    for n, m, digits in ((21, 20, 9), (30, 40, 0), (200, 5, 1)):
+        x, y = np.round(rng.normal(size=n), digits), np.round(rng.normal(size=m) + 0.4, digits)
+        want = scipy.mannwhitneyu(x, y, method="asymptotic").pvalue
+        assert st.mann_whitney(x, y) == pytest.approx(want, abs=1e-12)
+
+
 def test_seeds_needed_give_a_power_of_80_percent():
     """Studies with as many seeds as it says find the difference in 80 % of cases, by a test that knows s."""
     rng = np.random.default_rng(0)
