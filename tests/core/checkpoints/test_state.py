@@ -211,6 +211,17 @@ def test_a_game_with_sticky_actions_goes_on_where_it_was(seed):
     for _ in range(2):
         other = made()
         assert simulators.restore(other, simulators.capture(saved)) == []
+    assert not_finite({"a": np.zeros(1, [("x", "f4")]), "b": np.array(["x"])}) is None
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn"])
+def test_numbers_of_jax_that_are_none_are_found(kind):
+    jnp = pytest.importorskip("jax.numpy")
+    good = jnp.ones(3, kind)
+    assert not_finite({"x": good}, "part") is None
+    for bad in (good.at[1].set(jnp.nan), np.asarray(good.at[1].set(jnp.nan))):
+        name, value = not_finite({"x": bad}, "part")
+        assert name == "part.x" and np.isnan(value)
         games = [play(envs, seed + 7, 40) for envs in (unsaved, saved, other)]
         for steps in zip(*games, strict=True):
             assert all(np.array_equal(x, y) for step in steps[1:] for x, y in zip(steps[0], step, strict=True))
