@@ -198,7 +198,8 @@ class Checkpoints:
         arrays: dict[str, np.ndarray] = {}
         for part, model in self.models.items():
             for key, tensor in model.state_dict().items():
-                checkpoint.encode(tensor, arrays, f"{part}.{key}")
+                half = str(getattr(tensor, "dtype", "")) == "torch.bfloat16"  # NumPy has no such type
+                checkpoint.encode(tensor.float() if half else tensor, arrays, f"{part}.{key}")
         write_atomically(self.run_dir / name, checkpoint.safetensors(arrays, about))
 
     def load_model(self, name: str) -> None:

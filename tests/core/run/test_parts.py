@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import refused, rows, script
+from safetensors.numpy import load_file
 
 from solorl import Run
 from solorl.args.arguments import RunArgs
@@ -193,6 +194,17 @@ def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     layer.weight.data.zero_()
     again.load_model("model.safetensors")
     assert torch.equal(layer.weight, wanted)
+
+
+def test_a_model_in_bfloat16_comes_back(tmp_path):
+    saved, layer = Checkpoints(tmp_path), torch.nn.Linear(2, 1).bfloat16()
+    wanted = layer.weight.detach().clone()
+    saved.name({"layer": layer})
+    saved.save_model("model.safetensors", {})
+    layer.weight.data.zero_()
+    saved.load_model("model.safetensors")
+    assert torch.equal(layer.weight, wanted) and layer.weight.dtype == torch.bfloat16
+    assert load_file(tmp_path / "model.safetensors")["layer.weight"].tolist() == wanted.tolist()
 
 
 def test_what_does_not_fit_is_a_sentence(tmp_path):
