@@ -207,6 +207,13 @@ def test_a_model_in_bfloat16_comes_back(tmp_path):
     assert load_file(tmp_path / "model.safetensors")["layer.weight"].tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize("part", [3, [1.0], SimpleNamespace(seen={1}), SimpleNamespace(inside={"a": (1, object())})])
+def test_what_cannot_be_saved_is_refused_at_once(part, tmp_path):
+    with pytest.raises(UsageError, match=r"^the part odd: a checkpoint cannot hold .*") as error:
+        Checkpoints(tmp_path).name({"layer": torch.nn.Linear(2, 1), "odd": part})
+    assert "\n" not in str(error.value)
+
+
 def test_what_does_not_fit_is_a_sentence(tmp_path):
     saved = Checkpoints(tmp_path)
     saved.folder.mkdir()
