@@ -84,8 +84,8 @@ class Forward:
         """The output of the module; a tuple where it gives one."""
         if self._find() != self._addresses:  # some weights are in other memory now
             self._look()
-        if self.in_numpy and not (self._own and False in [old.items() <= now.items() for old, now in self._own]):
-            return self.in_numpy(x.astype(np.float32, copy=False))
+        if self.in_numpy and (result := self.in_numpy(x.astype(np.float32, copy=False))) is not None:
+            return result
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
             together, shapes = self.in_torch(torch.as_tensor(x, dtype=dtype))
@@ -108,7 +108,7 @@ class Forward:
         self._places = entry.places
         self.device = [*self.module.parameters(), *entry.tensors()][0].device  # a buffer may be elsewhere
         own = [vars(x) for x in entry.modules if not x.__module__.startswith("torch.nn")]
-        self._own = [({name: x[name] for name in x if isinstance(x[name], (int, float, str))}, x) for x in own]
+        self._numbers = [(x, name, x[name]) for x in own for name in x if isinstance(x[name], (int, float, str))]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 
     def _find(self) -> list[int]:
@@ -116,7 +116,8 @@ class Forward:
         return [table[name].data_ptr() for table, name in self._places if name in table]
 
     def _trace(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The module as a function of NumPy with views of the weights; None if NumPy lacks one of its operations."""
+        """The module as a function of NumPy with views of the weights, giving None where a number has changed; None if
+        NumPy lacks one of its operations."""
         hooks = any(x._forward_hooks or x._forward_pre_hooks for x in self.module.modules())
         if not self.fast or self.device.type != "cpu" or hooks:
             return None
@@ -133,6 +134,8 @@ class Forward:
                 objects[f"o{len(objects)}"] = operand
                 return f"o{len(objects) - 1}"
 
+            for table, name, number in self._numbers:
+                lines.append(f"    if {name_of(table)}.get({name!r}) != {name_of(number)}:\n        return None\n")
             for node in nodes:
                 if node.op == "get_attr":
                     names[node] = name_of(operator.attrgetter(str(node.target))(self.module).detach().numpy())
@@ -146,8 +149,7 @@ class Forward:
                 names[node] = f"x{len(lines)}"
                 lines.append(f"    {names[node]} = {name_of(function)}({', '.join(operands)})\n")
             results = output.args[0] if isinstance(output.args[0], tuple) else output.args
-            returned = ", ".join(names[node] for node in results)
-            exec(f"def forward(x):\n{''.join(lines)}    return {returned}\n", objects)
+            exec(f"def forward(x):\n{''.join(lines)}    return {', '.join(names[node] for node in results)}\n", objects)
             return objects["forward"] if first.op == "placeholder" else None
         except Exception:  # an operation that is not in the tables, a control flow that depends on the data
             return None
