@@ -37,10 +37,10 @@ def encode(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
 
     Raises TypeError for a value that is not a number, string, None, list, tuple, dict, array or torch tensor.
     """
+    if isinstance(tree, np.generic) and tree.dtype.kind in "biuf":
+        return {"$scalar": tree.item(), "dtype": tree.dtype.name}
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return tree
-    if isinstance(tree, np.generic):
-        return tree.item()
     if isinstance(tree, np.ndarray):
         arrays[path] = np.array(tree, order="C")
         return {"$array": path}
@@ -73,6 +73,8 @@ def decode(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
 
         tensor = torch.from_numpy(arrays[tree["$tensor"]].copy())
         return tensor.view(torch.bfloat16) if tree.get("bfloat16") else tensor
+    if "$scalar" in tree:
+        return np.dtype(tree["dtype"]).type(tree["$scalar"])
     if "$tuple" in tree:
         return tuple(decode(value, arrays) for value in tree["$tuple"])
     if "$items" in tree:
@@ -89,7 +91,7 @@ def capture(part: Any) -> Any:
     """
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return part.state_dict()
-    if isinstance(part, np.ndarray) or type(part).__name__ == "Tensor":
+    if isinstance(part, np.ndarray) or hasattr(part, "requires_grad"):  # the tensors of torch
         return part
     if env_state.is_vector_env(part):
         return env_state.capture(part)
@@ -117,7 +119,9 @@ def restore(part: Any, tree: Any) -> list[str]:
     elif env_state.is_vector_env(part):
         return env_state.restore(part, tree)
     elif isinstance(part, SimpleNamespace):
-        _restore_namespace(part, tree)
+        if tree.keys() != vars(part).keys():
+            raise ValueError(f"it has {', '.join(tree)}, not {', '.join(vars(part))}")
+        vars(part).update(_in_place_of(vars(part), tree))
     else:
         _check_shape(part, tree)
         if isinstance(part, np.ndarray):
@@ -127,16 +131,19 @@ def restore(part: Any, tree: Any) -> list[str]:
     return []
 
 
-def _restore_namespace(part: SimpleNamespace, tree: Any) -> None:
-    """Give each name its saved value; tensors are where they are now."""
-    if tree.keys() != vars(part).keys():
-        raise ValueError(f"it has {', '.join(tree)}, not {', '.join(vars(part))}")
-    for name, value in tree.items():
-        own = getattr(part, name)
-        for mine, saved in zip(own.values(), value.values(), strict=True) if isinstance(own, dict) else [(own, value)]:
-            if hasattr(mine, "shape") and hasattr(saved, "shape"):
-                _check_shape(mine, saved)
-        setattr(part, name, value.to(own.device) if type(own).__name__ == "Tensor" else value)
+def _in_place_of(own: Any, saved: Any) -> Any:
+    """The saved value, with tensors on the devices of those in `own`. One with a gradient is filled, since an optimiser
+    may know it."""
+    if isinstance(own, dict):
+        return {name: _in_place_of(own.get(name), value) for name, value in saved.items()}
+    if isinstance(own, (tuple, list)) and isinstance(saved, (tuple, list)) and len(own) == len(saved):
+        return type(saved)(map(_in_place_of, own, saved))
+    if hasattr(own, "shape") and hasattr(saved, "shape"):
+        _check_shape(own, saved)
+    if getattr(own, "requires_grad", False):
+        own.detach().copy_(saved)
+        return own
+    return saved.to(own.device) if hasattr(own, "requires_grad") else saved
 
 
 def _check_shape(part: Any, saved: Any) -> None:

@@ -22,7 +22,7 @@ import torch.fx
 import torch.nn as nn
 from torch.utils._pytree import tree_map_only
 
-from solorl.compute.graphs import Recorded
+from solorl.compute.graphs import Entry, Recorded
 from solorl.errors import UsageError
 from solorl.terminal import warn
 
@@ -69,25 +69,23 @@ class Forward:
     """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its current weights and buffers.
 
     On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
-    for each; a module with other operations than those of the tables above is called in torch. Weights and buffers may
-    change in place, move to other memory, or be replaced by others of their name.
+    for each. A module is called in torch if it has hooks or other operations than those of the tables above, and where
+    its numbers and modes are not those of the trace: to trace again takes as long as hundreds of calls. Weights and
+    buffers may change in place, move to other memory, or be replaced by others of their name.
     """
 
     def __init__(self, module: nn.Module, fast: bool, graphs: Any = None):
         self.module, self.fast = module, fast
         name = f"the forward pass of {type(module).__name__}"
         self.in_torch = Recorded(self._in_torch, name, graphs, [module], from_host=True) if graphs else self._in_torch
-        # parameters first: their device is the module's
-        tables: list[Any] = [getattr(x, kind) for kind in ("_parameters", "_buffers") for x in module.modules()]
-        self._places = [(table, name) for table in tables for name, weight in table.items() if weight is not None]
-        self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
+        self._look()
 
     def __call__(self, x: np.ndarray) -> Any:
         """The output of the module; a tuple where it gives one."""
-        if (addresses := self._find()) != self._addresses:  # some weights are in other memory now
-            self._addresses, self.in_numpy = addresses, self._trace()
-        if self.in_numpy is not None:
-            return self.in_numpy(x.astype(np.float32, copy=False))
+        if self._find() != self._addresses:  # some weights are in other memory now
+            self._look()
+        if self.in_numpy and (result := self.in_numpy(x.astype(np.float32, copy=False))) is not None:
+            return result
         dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32  # images are moved as bytes
         with torch.no_grad():
             together, shapes = self.in_torch(torch.as_tensor(x, dtype=dtype))
@@ -103,19 +101,25 @@ class Forward:
         parts = y if isinstance(y, tuple) else (y,)
         return torch.cat([part.flatten() for part in parts]), tuple(tuple(part.shape) for part in parts)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        table, name = self._places[0]
-        return table[name].device
+    def _look(self) -> None:
+        """Note where the weights and buffers are and what numbers and modes there are outside of torch's own layers;
+        trace with these."""
+        entry = Entry([self.module])
+        self._places = entry.places
+        self.device = [*self.module.parameters(), *entry.tensors()][0].device  # a buffer may be elsewhere
+        own = [vars(x) for x in entry.modules if not x.__module__.startswith("torch.nn")]
+        self._numbers = [(x, name, x[name]) for x in own for name in x if isinstance(x[name], (int, float, str))]
+        self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 
     def _find(self) -> list[int]:
-        """Where in memory each of the weights and buffers is."""
-        return [table[name].data_ptr() for table, name in self._places]
+        """Where in memory each of the weights and buffers is; those that are gone are left out."""
+        return [table[name].data_ptr() for table, name in self._places if name in table]
 
     def _trace(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The module as a function of NumPy with views of the weights; None if NumPy lacks one of its operations."""
-        if not self.fast or self.device.type != "cpu":
+        """The module as a function of NumPy with views of the weights, giving None where a number has changed; None if
+        NumPy lacks one of its operations."""
+        hooks = any(x._forward_hooks or x._forward_pre_hooks for x in self.module.modules())
+        if not self.fast or self.device.type != "cpu" or hooks:
             return None
         try:
             first, *nodes, output = Tracer().trace(self.module).nodes
@@ -130,21 +134,22 @@ class Forward:
                 objects[f"o{len(objects)}"] = operand
                 return f"o{len(objects) - 1}"
 
+            for table, name, number in self._numbers:
+                lines.append(f"    if {name_of(table)}.get({name!r}) != {name_of(number)}:\n        return None\n")
             for node in nodes:
                 if node.op == "get_attr":
                     names[node] = name_of(operator.attrgetter(str(node.target))(self.module).detach().numpy())
                     continue
                 function, weights = self._operation(node)
                 if inspect.isfunction(function):  # of our tables: are these all of its arguments?
-                    inspect.signature(function).bind(*node.args, *weights, **node.kwargs)
+                    given = inspect.signature(function).bind(*node.args, *weights, **node.kwargs).arguments
+                    operator.index(given.get("dim", 0))  # TypeError for lists, which NumPy does not take
                 operands = [name_of(x) for x in (*node.args, *weights)]
                 operands += [f"{key}={name_of(x)}" for key, x in node.kwargs.items()]
                 names[node] = f"x{len(lines)}"
                 lines.append(f"    {names[node]} = {name_of(function)}({', '.join(operands)})\n")
             results = output.args[0] if isinstance(output.args[0], tuple) else output.args
-            returned = ", ".join(names[node] for node in results)
-            source = f"def forward(x):\n{''.join(lines)}    return {returned}\n"
-            exec(source, objects)
+            exec(f"def forward(x):\n{''.join(lines)}    return {', '.join(names[node] for node in results)}\n", objects)
             return objects["forward"] if first.op == "placeholder" else None
         except Exception:  # an operation that is not in the tables, a control flow that depends on the data
             return None

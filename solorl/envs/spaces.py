@@ -26,7 +26,7 @@ def not_finite(tree: Any, name: str = "") -> tuple[str, float] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tree, torch.Tensor):
         bad = ~torch.isfinite(tree)
-    elif hasattr(tree, "shape") and (tree := np.asarray(tree)).dtype.kind == "f":
+    elif hasattr(tree, "shape") and "float" in (tree := np.asarray(tree)).dtype.name:  # JAX's too
         bad = ~np.isfinite(tree)
     else:
         return None

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,8 +40,9 @@ class Meter:
         self.rows: list[dict[str, float]] = []  # that wait to be written
         self.sps = 0.0  # steps per second at the last row of metrics
         self._recent: deque[float] = deque(maxlen=100)  # returns
-        self._means: dict[str, tuple[Any, int]] = {}  # of each metric since the last row: sum, number of gradient steps
-        self._vectors: dict[tuple[str, ...], tuple[Any, int]] = {}  # the same where all metrics of a step are a vector
+        self._sums: dict[str, Any] = {}  # of each metric since the last row, of episodes too
+        self._vectors: dict[tuple[str, ...], Any] = {}  # the same where all metrics of a step are a vector
+        self._counts: Counter[str] = Counter()  # of what the sums and the vectors have of each name
         self._due: dict[str, int] = {}  # step of the last call per verb
         self._elapsed, self._resumed_at = 0.0, time.perf_counter()  # seconds of earlier sessions, start of this one
         self._paused = 0.0  # seconds spent on evaluation and saving since the last row
@@ -68,7 +69,7 @@ class Meter:
         if step < self.step:
             fell = f"global_step fell from {self.step:,} to {step:,}"
             raise UsageError(f"{fell}: it must count on, also in a later loop and after --resume-changed")
-        self.step = step
+        self.step = int(step)
 
     # ------------------------------------------------------------------ time
     def wall_time(self) -> float:
@@ -114,13 +115,16 @@ class Meter:
         for t, total, length in ended(self.returns, self.lengths, reward, done):
             values = named(RETURN, total, self.teams, agents)
             row = {name: float(value) for name, value in values.items()} | {LENGTH: float(length)}
-            self._recent.append(row[RETURN])
-            self.add_row(global_step - (steps - 1 - t) * num_envs, row)
+            self._ended(global_step - (steps - 1 - t) * num_envs, row)
 
     def episode(self, global_step: int, episodic_return: float, length: int) -> None:
         """Count one whole episode, which ended at `global_step`."""
-        self._recent.append(episodic_return)
-        self.add_row(global_step, {RETURN: episodic_return, LENGTH: float(length)})
+        self._ended(global_step, {RETURN: float(episodic_return), LENGTH: float(length)})
+
+    def _ended(self, step: int, row: Mapping[str, float]) -> None:
+        self._recent.append(row[RETURN])
+        self.add_row(step, row)
+        self.learned(row)  # rows may be written before a row of metrics is due
 
     def begin_episodes(self, indices: list[int] | None = None) -> None:
         """The episodes of these environments (default: of all) begin again."""
@@ -141,32 +145,30 @@ class Meter:
 
     def learned(self, sums: Mapping[str, Any], number: int = 1) -> None:
         """Count metrics into the means of the next row: `sums` over `number` gradient steps."""
+        for name in sums:
+            self._counts[name] += number
         vector = getattr(sums, "vector", None)  # of all metrics: one addition on the device instead of one for each
         if vector is not None:
             names = tuple(sums)
-            if names not in self._vectors and self._means.keys() >= sums.keys():  # of a checkpoint
-                totals, counts = zip(*(self._means.pop(name) for name in names), strict=True)
-                self._vectors[names] = (vector.new_tensor([float(x) for x in totals]), counts[0])
-            total, count = self._vectors.get(names, (0.0, 0))
-            self._vectors[names] = (total + vector, count + number)
+            if names not in self._vectors and self._sums.keys() & sums.keys():  # of a checkpoint
+                self._vectors[names] = vector.new_tensor([float(self._sums.pop(name, 0.0)) for name in names])
+            self._vectors[names] = self._vectors.get(names, 0.0) + vector
             return
         for name, value in sums.items() if number else ():
-            total, count = self._means.get(name, (0.0, 0))
-            self._means[name] = (total + value, count + number)
+            self._sums[name] = self._sums.get(name, 0.0) + value
 
     def _learned(self) -> dict[str, tuple[Any, int]]:
-        """The sum of each metric since the last row, and of how many gradient steps."""
-        found = dict(self._means)
-        for names, (vector, number) in self._vectors.items():
+        """The sum of each metric since the last row, and of how many gradient steps or episodes."""
+        found = dict(self._sums)
+        for names, vector in self._vectors.items():
             for name, value in zip(names, vector, strict=True):
-                total, count = found.get(name, (0.0, 0))
-                found[name] = (total + value, count + number)
-        return found
+                found[name] = found.get(name, 0.0) + value
+        return {name: (total, self._counts[name]) for name, total in found.items()}
 
     # ------------------------------------------------------------------ rows
     def add_row(self, step: int, values: Mapping[str, float]) -> None:
         """Note a row, with the time."""
-        self.rows.append({"global_step": step, "wall_time": round(self.wall_time(), 3), **values})
+        self.rows.append({"global_step": int(step), "wall_time": round(self.wall_time(), 3), **values})
 
     def take_rows(self) -> list[dict[str, float]]:
         """The rows that wait; none waits any more."""
@@ -178,7 +180,8 @@ class Meter:
         Returns it with the means of the episodes that have ended since the last one. Raises Diverged, and then adds no
         row."""
         means = {name: total / count for name, (total, count) in self._learned().items()}
-        self._means, self._vectors = {}, {}
+        self._sums, self._vectors, self._counts = {}, {}, Counter()
+        episodes = {name: means.pop(name) for name in list(means) if name.startswith("charts/episodic_")}
         values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
         check_finite(values)
         for row in self.rows:
@@ -190,8 +193,6 @@ class Meter:
             spent = self._spent | {"other": max(0.0, seconds - sum(self._spent.values()))}
             values |= {f"time/{name}": round(value, 3) for name, value in spent.items()}
         self._last_row, self._paused, self._spent = (step, now), 0.0, dict.fromkeys(self._spent, 0.0)
-        names = [name for name in (self.rows[0] if self.rows else ()) if name.startswith("charts/episodic_")]
-        episodes = {name: float(np.mean([row[name] for row in self.rows])) for name in names}
         self.add_row(step, values)
         return values | episodes
 
@@ -218,5 +219,6 @@ class Meter:
         self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
         self.returns, self.lengths = saved["returns"], saved["lengths"]
         self._recent.extend(saved["recent"])
-        self._means = {name: tuple(pair) for name, pair in saved["learned"].items()}
+        self._sums = {name: total for name, (total, _) in saved["learned"].items()}
+        self._counts = Counter({name: count for name, (_, count) in saved["learned"].items()})
         self._last_row = (self.step, self._elapsed)

@@ -14,7 +14,7 @@ from solorl.checkpoints.replay import ReplayLog, is_replay
 from solorl.compute.ranks import Ranks
 from solorl.envs.spaces import not_finite
 from solorl.envs.surroundings import random_states, set_random_states
-from solorl.errors import UsageError, fitting, refuse
+from solorl.errors import UsageError, fitting, refuse, told
 from solorl.files import near, write_atomically
 from solorl.run.meter import Diverged
 from solorl.runfolder import CHECKPOINTS, MODEL, status_of
@@ -51,9 +51,12 @@ class Checkpoints:
         self.parts = {name: part for name, part in parts.items() if name not in self.replays}
         modules = {name: part for name, part in self.parts.items() if hasattr(part, "named_parameters")}
         self.models = modules if models is None else dict(models)
-        for part in self.parts.values():
+        for name, part in self.parts.items():
             if env_state.is_vector_env(part):
                 env_state.record(part)
+            elif not hasattr(part, "load_state_dict"):  # now rather than when it is saved first
+                with told(f"the part {name}", str):
+                    checkpoint.encode(checkpoint.capture(part), {}, name)
 
     def replay_bytes(self) -> int:
         """The size of all replay buffers."""
@@ -73,8 +76,7 @@ class Checkpoints:
         tree = self._load()
         if tree is None:
             return []
-        where = f"the checkpoint in {near(self.run_dir)}"
-        with fitting(where):
+        with fitting(f"the checkpoint in {near(self.run_dir)}"):
             self._take_those_of_rank(tree)
             self.resumed, self._random = tree["run"], tree["random"]
         for name, part in self.parts.items():
@@ -158,22 +160,20 @@ class Checkpoints:
 
     def of_rank(self) -> dict[str, Any]:
         """What a checkpoint must hold of this rank: all but modules and optimisers, which are equal in all ranks."""
-        own = {name: part for name, part in self.parts.items() if not hasattr(part, "load_state_dict")}
-        parts = {name: checkpoint.capture(part) for name, part in own.items()}
-        return {"random": random_states(), "parts": parts}
+        own = [name for name, part in self.parts.items() if not hasattr(part, "load_state_dict")]
+        return {"random": random_states(), "parts": {name: checkpoint.capture(self.parts[name]) for name in own}}
 
     def save(
         self, step: int, counters: Mapping[str, Any], with_replays: bool, others: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Write the checkpoint of `step`; `others`: what the other ranks have from `of_rank`. Raises OSError."""
-        tree: dict[str, Any] = {
+        tree = {
             "run": counters,
             "random": random_states(),
             "parts": {name: checkpoint.capture(part) for name, part in self.parts.items()},
             "replay": {name: log.append(self.replays[name]) for name, log in self._logs.items() if with_replays},
+            "ranks": list(others),
         }
-        if others:
-            tree["ranks"] = list(others)
         checkpoint.save_checkpoint(self.folder, step, tree)
         for log in self._logs.values():
             log.forget()
@@ -190,15 +190,15 @@ class Checkpoints:
     # ------------------------------------------------------------------ models
     def networks(self) -> dict[str, Any]:
         """What a model holds, as a script computes with it: modules of torch, in JAX trees of arrays."""
-        models = self.models.items()
-        return {name: part if hasattr(part, "named_parameters") else part.tree() for name, part in models}
+        return {name: x if hasattr(x, "named_parameters") else x.tree() for name, x in self.models.items()}
 
     def save_model(self, name: str, about: Mapping[str, str]) -> None:
         """Write the models into one file, keys prefixed by the part's name, with metadata. Raises OSError."""
         arrays: dict[str, np.ndarray] = {}
         for part, model in self.models.items():
             for key, tensor in model.state_dict().items():
-                checkpoint.encode(tensor, arrays, f"{part}.{key}")
+                half = str(getattr(tensor, "dtype", "")) == "torch.bfloat16"  # NumPy has no such type
+                checkpoint.encode(tensor.float() if half else tensor, arrays, f"{part}.{key}")
         write_atomically(self.run_dir / name, checkpoint.safetensors(arrays, about))
 
     def load_model(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -50,6 +51,48 @@ def test_every_kind_of_value_comes_back_as_it_was(tmp_path):
         assert back[name].dtype == tree[name].dtype and torch.equal(back[name], tree[name])
 
 
+@pytest.mark.parametrize("kind", "bool uint8 int32 uint64 float16 float32 float64".split())
+def test_numbers_of_numpy_keep_their_type(kind, tmp_path):
+    for value in np.array([0.1, 1, np.inf] if "float" in kind else [0, 1]).astype(kind):
+        back = round_trip({"x": (value,), value: 1}, tmp_path / str(value))
+        for number in (back["x"][0], *(key for key in back if key != "x")):
+            assert type(number) is type(value) and number == value
+
+
+def test_a_number_as_it_was_written_before_is_read():
+    assert state.decode({"x": 3, "y": [0.5, {"$tuple": [True]}]}, {}) == {"x": 3, "y": [0.5, (True,)]}
+
+
+class Counted(gym.Env):
+    """Observations of which some are single numbers of NumPy."""
+
+    observation_space = gym.spaces.Dict(
+        n=gym.spaces.Box(0, 99, (), np.int32), x=gym.spaces.Box(0, 99, (), np.float32), i=gym.spaces.Discrete(9)
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.obs(), 1.0, False, False, {}
+
+    def obs(self):
+        return {"n": np.int32(self.t), "x": np.float32(0.1 * self.t), "i": np.int64(self.t)}
+
+
+def test_observations_of_single_numbers_replay_exactly(tmp_path):
+    envs, again = (VectorEnvs([Counted]) for _ in range(2))
+    for each in (envs, again):
+        simulators.record(each)
+        each.reset(seed=[0])
+    envs.step(np.array([1]))
+    assert simulators.restore(again, round_trip(simulators.capture(envs), tmp_path)) == []
+
+
 def test_what_cannot_be_saved_is_named():
     with pytest.raises(TypeError, match=r"/a/1 of type set"):
         state.encode({"a": [1, {2}]}, {})
@@ -71,16 +114,47 @@ def test_parts_are_restored_in_place(tmp_path):
         "module": torch.nn.Linear(2, 2),
         "array": np.arange(4.0),
         "tensor": torch.arange(3.0),
+        "parameter": torch.nn.Parameter(torch.arange(2.0)),
     }
     saved = round_trip({name: state.capture(part) for name, part in parts.items()}, tmp_path)
     weight = parts["module"].weight.clone()
     parts["module"].weight.data.zero_()
     parts["array"][:] = 9
     parts["tensor"].zero_()
+    parts["parameter"].data.zero_()
     for name, part in parts.items():
         assert state.restore(part, saved[name]) == []
     assert torch.equal(parts["module"].weight, weight) and parts["array"].tolist() == [0, 1, 2, 3]
-    assert parts["tensor"].tolist() == [0, 1, 2]
+    assert parts["tensor"].tolist() == [0, 1, 2] and parts["parameter"].tolist() == [0, 1]
+
+
+def test_what_learns_in_a_namespace_is_filled_in_place(tmp_path):
+    """Its optimiser goes on training it."""
+
+    def made(value):
+        learns = torch.full((2,), value, requires_grad=True)
+        nested = {"a": (torch.nn.Parameter(torch.full((2,), value)), [torch.full((1,), value)]), "b": value}
+        return SimpleNamespace(learns=learns, nested=nested, ended=np.bool_(value), best=np.float32(value), later=[])
+
+    was, now = made(1.0), made(0.0)
+    was.nested["new"], was.later = np.ones(2), [np.ones(1)]
+    optimizer = torch.optim.SGD([now.learns, now.nested["a"][0]], lr=1.0)
+    assert state.restore(now, round_trip(state.capture(was), tmp_path)) == []
+    assert now.nested["a"][1][0].tolist() == [1] and now.nested["b"] == 1.0 and now.nested["new"].tolist() == [1, 1]
+    assert now.later[0].tolist() == [1] and type(now.ended) is np.bool_ and type(now.best) is np.float32
+    assert now.ended and now.best == 1
+    (now.learns.sum() + now.nested["a"][0].sum()).backward()
+    optimizer.step()
+    assert now.learns.tolist() == [0, 0] == now.nested["a"][0].tolist()
+    with pytest.raises(ValueError, match=r"its shape is \(2,\), not \(3,\)"):
+        state.restore(SimpleNamespace(x=(torch.zeros(3),)), {"x": (torch.zeros(2),)})
+
+
+def test_tensors_of_a_namespace_return_to_their_device():
+    there = torch.zeros(2, device="meta")
+    now = SimpleNamespace(state=(there, {"x": [there]}))
+    state.restore(now, {"state": (torch.ones(2), {"x": [torch.ones(2)]})})
+    assert now.state[0].device.type == now.state[1]["x"][0].device.type == "meta"
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path):
@@ -137,6 +211,17 @@ def test_numbers_that_are_none_are_found_by_name():
     assert not_finite(good, "part") is None
     for bad in (torch.tensor([1.0, -np.inf]), torch.tensor(-np.inf).bfloat16(), np.array(-np.inf, np.float16)):
         assert not_finite(good | {"c": [{0: bad}]}, "part") == ("part.c.0.0", -np.inf)
+    assert not_finite({"a": np.zeros(1, [("x", "f4")]), "b": np.array(["x"])}) is None
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn"])
+def test_numbers_of_jax_that_are_none_are_found(kind):
+    jnp = pytest.importorskip("jax.numpy")
+    good = jnp.ones(3, kind)
+    assert not_finite({"x": good}, "part") is None
+    for bad in (good.at[1].set(jnp.nan), np.asarray(good.at[1].set(jnp.nan))):
+        name, value = not_finite({"x": bad}, "part")
+        assert name == "part.x" and np.isnan(value)
 
 
 def test_two_checkpoints_are_kept(tmp_path):

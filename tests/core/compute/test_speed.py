@@ -1,5 +1,6 @@
 """The verbs fast, gradient_step, learned and log: what is fast is what PyTorch does, and means are means."""
 
+import copy
 import math
 import shutil
 from itertools import pairwise
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 from conftest import comparable, rows
+from torch.nn.utils import prune
 
 from solorl.compute.speed import Forward, GradientStep
 
@@ -70,6 +72,44 @@ class Calls(nn.Module):
         return self.call(self.net(x))
 
 
+class Tempered(nn.Module):
+    """Numbers and modes, of it and of a part, which Python reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.temperature = nn.Sequential(Noisy(), nn.Linear(3, 4)), 1.0
+
+    def forward(self, x):
+        return self.net(x) * self.temperature
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + 1.0 if self.training else x
+
+
+class Counting(nn.Module):
+    """Its forward pass changes a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls = nn.Linear(3, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) * self.calls
+
+
+def hooked(module):
+    module[2].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return module
+
+
+def prehooked(module):
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    return module
+
+
 class Branches(nn.Module):
     def __init__(self):
         super().__init__()
@@ -99,6 +139,12 @@ UNKNOWN = {
     "a mean of all": lambda: Calls(lambda x: x.mean() + x),
     "a sum of all": lambda: Calls(lambda x: x.sum() + x),
     "one bound": lambda: Calls(lambda x: x.clamp(min=0)),
+    "a mean over a list": lambda: Calls(lambda x: x.mean([1], keepdim=True) + x),
+    "a sum over a list": lambda: Calls(lambda x: x.sum(dim=[0, 1]) + x),
+    "dimensions to squeeze": lambda: Calls(lambda x: x.unflatten(1, (1, 4)).squeeze((1, 2))),
+    "a hook": lambda: hooked(net()),
+    "a hook before it": lambda: prehooked(net()),
+    "a weight by hooks": lambda: nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Tanh()).eval(),
     "another end": lambda: Calls(lambda x: x.flatten(0, 1)),
 }
 
@@ -181,6 +227,46 @@ def test_it_follows_the_weights(name, change):
         assert_same(forward, X)
     if change is not change_buffers or name in ("softmax", "buffers"):
         assert np.abs(forward(X) - before).max() > 1e-3
+
+
+def test_it_follows_numbers_and_modes():
+    forward = Forward(Tempered(), fast=True)
+    assert forward.in_numpy
+    assert_same(forward, X)
+    for change in (lambda m: setattr(m, "temperature", 2.0), lambda m: m.eval(), step_flat, lambda m: m.train(), move):
+        before = forward(X)
+        change(forward.module)
+        assert_same(forward, X)
+        assert np.abs(forward(X) - before).max() > 1e-3
+    assert_same(copy.deepcopy(forward), X)
+
+
+def test_a_forward_pass_that_counts_its_calls_is_one_of_torch():
+    forward = Forward(Counting(), fast=True)
+    first, second = forward(X), forward(X)
+    calls = forward.module.calls
+    np.testing.assert_allclose(first / (calls - 1), second / calls, rtol=1e-5)
+
+
+def test_inputs_go_where_the_parameters_are():
+    """A buffer may stay on the host, also one that comes first."""
+    forward = Forward(nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 4, device="meta")), fast=True)
+    assert forward.device.type == "meta"
+
+
+def test_a_weight_may_be_computed_later_and_be_itself_again():
+    forward = Forward(net(), fast=True)
+    for change in (
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+        lambda layer: prune.remove(layer, "weight"),
+        nn.utils.parametrizations.weight_norm,
+        lambda layer: nn.utils.parametrize.remove_parametrizations(layer, "weight"),
+    ):
+        change(forward.module[2])
+        assert_same(forward, X)
+        move(forward.module)
+        assert_same(forward, X)
+    assert forward.in_numpy
 
 
 # ---------------------------------------------------------------------- gradient_step

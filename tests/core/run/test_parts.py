@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import refused, rows, script
+from safetensors.numpy import load_file
 
 from solorl import Run
 from solorl.args.arguments import RunArgs
 from solorl.compute.device import CONFIRM, EVALUATE, TRAIN, env_seed
 from solorl.compute.ranks import Ranks
+from solorl.compute.speed import Metrics
 from solorl.errors import UsageError
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
@@ -111,6 +113,49 @@ def test_rows_have_means_since_the_last_row_and_name_what_is_not_finite():
     assert meter.rows == []
 
 
+def test_trackers_have_the_means_of_all_episodes_since_the_last_row():
+    """Also of those whose rows an evaluation or a checkpoint has written before, and after a resume."""
+    meter, again = Meter(), Meter()
+    meter.episode(2, 1.0, 2)
+    written = meter.take_rows()
+    meter.episode(4, 3.0, 4)
+    again.resume({**meter.counters(), "step": 4})
+    for each in (meter, again):
+        assert (
+            each.report(6, {"x": 1.0}).items() >= {"charts/episodic_return": 2.0, "charts/episodic_length": 3.0}.items()
+        )
+        assert "charts/episodic_return" not in each.report(8, {"x": 1.0})
+    assert [row.get("charts/episodic_return") for row in written + meter.take_rows()] == [1.0, 3.0, None, None]
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+    meter = Meter()
+    meter.reach(np.int64(8))
+    meter.episode(np.int64(4), np.float32(0.5), np.int64(3))
+    meter.episodes(np.int64(6), np.ones((1, 2), np.float32), np.array([[True, False]]))
+    meter.report(np.int64(8), {"charts/rate": np.float32(0.25)})
+    taken = meter.take_rows()
+    assert json.loads(json.dumps(taken)) == taken and [row["global_step"] for row in taken] == [4, 6, 8]
+    assert taken[0]["charts/episodic_return"] == 0.5 and json.dumps(meter.step) == "8"
+
+
+def test_two_gradient_steps_may_share_the_name_of_a_metric():
+    """Where metrics are vectors; also after a resume."""
+    meter, again = Meter(), Meter()
+
+    def learn(meter):
+        meter.learned(Metrics(("losses/x", "losses/a"), torch.tensor([1.0, 2.0])))
+        meter.learned(Metrics(("losses/x", "losses/b"), torch.tensor([3.5, 8.0])))
+
+    learn(meter)
+    meter.learned(Metrics(("losses/x", "losses/a"), torch.tensor([1.0, 2.0])))
+    again.resume({**meter.counters(), "step": 4})
+    for each in (meter, again):
+        learn(each)
+        means = each.report(8, {})
+        assert {name: means[f"losses/{name}"] for name in "xab"} == {"x": 2.0, "a": 2.0, "b": 8.0}
+
+
 def test_a_meter_goes_on_where_it_was():
     meter, again = Meter(), Meter()
     meter.episodes(2, np.array([1.0, 3.0]), np.array([True, False]))
@@ -149,6 +194,24 @@ def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     layer.weight.data.zero_()
     again.load_model("model.safetensors")
     assert torch.equal(layer.weight, wanted)
+
+
+def test_a_model_in_bfloat16_comes_back(tmp_path):
+    saved, layer = Checkpoints(tmp_path), torch.nn.Linear(2, 1).bfloat16()
+    wanted = layer.weight.detach().clone()
+    saved.name({"layer": layer})
+    saved.save_model("model.safetensors", {})
+    layer.weight.data.zero_()
+    saved.load_model("model.safetensors")
+    assert torch.equal(layer.weight, wanted) and layer.weight.dtype == torch.bfloat16
+    assert load_file(tmp_path / "model.safetensors")["layer.weight"].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("part", [3, [1.0], SimpleNamespace(seen={1}), SimpleNamespace(inside={"a": (1, object())})])
+def test_what_cannot_be_saved_is_refused_at_once(part, tmp_path):
+    with pytest.raises(UsageError, match=r"^the part odd: a checkpoint cannot hold .*") as error:
+        Checkpoints(tmp_path).name({"layer": torch.nn.Linear(2, 1), "odd": part})
+    assert "\n" not in str(error.value)
 
 
 def test_what_does_not_fit_is_a_sentence(tmp_path):
