@@ -39,6 +39,7 @@ class Manners(NamedTuple):
     changes: tuple[str, ...] = ()  # of the process, see `surroundings.OWN`
     mask: tuple[int, ...] | None = None  # the shape of its action_mask; None: it gives none
     agents: bool = False  # whether there are several
+    short: bool = False  # whether its reset takes no seed of more than 32 bits
 
 
 KNOWN: dict[str, Manners] = {}  # by the id
@@ -72,6 +73,8 @@ class Guest(Masked):
         """See `gymnasium.Env.reset`."""
         if self.own and self._terms[0].changes and seed is not None:
             self.own[RANDOM] = seeded(seed)
+        if self._terms[0].short and seed is not None:  # its last bits are equal in all runs, these 31 are not
+            seed = int(np.random.SeedSequence(seed).generate_state(1)[0] >> 1)
         obs, info = self._watched(self.env.reset, seed=seed, options=options)
         self.now = (obs, 0)
         self.look()
@@ -153,10 +156,9 @@ class Guest(Masked):
     def _reward(self, reward: Any) -> Any:
         """A reward as a float, of several agents as it is; NaN and infinity are noted."""
         reward = reward if self._agents else self._number("its reward", reward)
-        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward)):
+        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward))[:1]:
             whose = f" of {self._agents[place]}" if self._agents else ""
             self.wrong = f"the reward{whose} is {np.ravel(reward)[place]} in step {self.now[1]} of an episode"
-            break
         return reward
 
     def _number(self, what: str, value: Any) -> float:
@@ -250,14 +252,17 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
     not of its space, or a number is not finite."""
     with at_home(), contextlib.closing(Guest(partial(make_env, env_id), env_id, Manners())) as env:
         refuse_statistics(env, env_id)
-        env.own, code = env.own or now(OWN), env.unwrapped
+        env.own, code, short = env.own or now(OWN), env.unwrapped, False
         for space in (env.action_space, code.action_space):
             space.seed(0)
         known = inspect.signature((code.game.unwrapped if env._agents else code).reset).parameters.values()  # type: ignore[attr-defined]
         for name in ("seed", "options"):
             if not any(each.name == name or each.kind is each.VAR_KEYWORD for each in known):
                 env.fault(f"its reset takes no {name}; write `def reset(self, *, seed=None, options=None)`")
-        begun = env._visit(code.reset, seed=0)
+        try:
+            begun = env._visit(code.reset, seed=2**32)  # as large as those of a training
+        except (OverflowError, TypeError, ValueError):  # wrappers need not outlive that
+            begun, short = env._visit(code.reset, seed=0), True
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
             env.fault("its reset must return two values, obs and a dict info")
         with told(f"{env_id}: its action_mask does not fit {code.action_space}"):
@@ -282,7 +287,7 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
         env.reset()
         changes = [name for name in OWN[1:] if env.own[name] != env._home[name]]
         changes += [RANDOM] if plain(env.own[RANDOM]) != drawn else []
-    KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape, bool(env._agents))
+    KNOWN[env_id] = manners = Manners(tuple(changes), mask if mask is None else mask.shape, bool(env._agents), short)
     if changes:
         tell(env_id, manners.changes)
     return manners

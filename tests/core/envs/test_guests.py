@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, drop_last_checkpoint, own_registry, rows, script
-from rude import Rude
+from rude import Rude, Short
 
 from solorl import EnvPoolVectorEnv
 from solorl.checkpoints import env_state
@@ -80,6 +80,18 @@ def test_random_states_of_two_run_seeds_differ():
     states = [plain(seeded(env_seed(seed, 0, 0))) for seed in range(1, 5)]
     for part in range(3):  # of Python, NumPy and torch
         assert len({str(state[part]) for state in states}) == 4
+
+
+def test_who_refuses_large_seeds_gets_short_ones(train):
+    """Of 31 bits, which differ from each other and between runs, also where the last bits of the large ones do not."""
+    found = []
+    for seed in ("1", "2", "2147483647"):
+        Short.seeds.clear()
+        train("ppo", "--env-id", "rude:Short-v0", *PPO, "64", "--seed", seed)
+        found.append(set(Short.seeds) - {0})
+        assert len(found[-1]) == 3 and max(found[-1]) < 2**31  # two that train, one of the evaluation
+    assert len(set.union(*found)) == 9
+    assert not try_out(gym.make, "rude:Seeds-v0").short
 
 
 @pytest.mark.parametrize(
