@@ -60,7 +60,7 @@ class Guest(Masked):
     now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
 
     def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0):
-        self.env_id, self._terms, self._home = env_id, (manners, ends), now(OWN[1:])
+        self.env_id, self._terms, self._home = env_id, (manners, ends), dict[str, Any]()
         with undisturbed():
             super().__init__(self._watched(make_env))
         if manners.changes and self.own is None:
@@ -75,6 +75,7 @@ class Guest(Masked):
             self.own[RANDOM] = seeded(seed)
         if self._terms[0].short and seed is not None:  # its last bits are equal in all runs, these 31 are not
             seed = int(np.random.SeedSequence(seed).generate_state(1)[0] >> 1)
+        self._home = self._home or now(OWN[1:])  # of the first one: till then the script may change it
         obs, info = self._watched(self.env.reset, seed=seed, options=options)
         self.now = (obs, 0)
         self.look()
@@ -96,6 +97,11 @@ class Guest(Masked):
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""
         return self._visit(self.env.render)
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`. What fails there must not hide what was to be said."""
+        with contextlib.suppress(Exception, SystemExit):
+            self.env.close()
 
     def look(self) -> str:
         """`wrong`, after a look at the current observation."""
@@ -129,8 +135,8 @@ class Guest(Masked):
         """The same, after which the process is as it was; what was changed is the environment's own from then on."""
         before = now(LIGHT) | self._home  # what a step has changed, too
         result = self._visit(call, **named)
-        if (after := now(LIGHT)) != before:
-            changed = tuple(name for name in LIGHT if after[name] != before[name])
+        after = now(LIGHT)  # the current folder is empty where somebody has removed it
+        if changed := tuple(name for name in LIGHT if after[name] not in (before[name], "")):
             if self.own is None and {*changed} & {*OWN}:
                 self.own = now(OWN)
             bring_back(before)
@@ -205,13 +211,6 @@ def guest_in(env: Any) -> Guest | None:
     return env if isinstance(env, Guest) else None
 
 
-def looks(envs: Any) -> list[str]:
-    """What is NaN or infinite in each environment side by side, see `Guest.look`; empty where nothing is known."""
-    if hasattr(envs, "each"):  # in other processes
-        return envs.each(_look)
-    return [*map(_look, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())]
-
-
 def _look(env: Any) -> str:
     guest = guest_in(env)
     return guest.look() if guest else ""
@@ -219,7 +218,10 @@ def _look(env: Any) -> str:
 
 def wrong(envs: Any) -> str:
     """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-    return next((f"in environment {i} {what}" for i, what in enumerate(looks(envs.unwrapped)) if what), "")
+    envs = envs.unwrapped
+    here = envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ()
+    looks = envs.each(_look) if hasattr(envs, "each") else map(_look, here)  # `each`: in other processes
+    return next((f"in environment {i} {what}" for i, what in enumerate(looks) if what), "")
 
 
 def random_action(space: Any, info: Mapping[str, Any]) -> Any:

@@ -97,10 +97,10 @@ class Ending:
             status = "failed"  # what is evaluated from the folder lacks rows
         for tracker in self.folder.trackers:
             tracker.close()
-        self.evaluator.close()
         self.set_status(status)
         atexit.unregister(self.abandon)  # which would keep all of this run
         self.folder.unlock()
+        self.evaluator.close()
 
     def write_rows(self, tracked: dict[str, float] | None = None) -> None:
         """Write the rows that wait, and `tracked` to the trackers. Raises Diverged where a row is not finite."""
