@@ -158,7 +158,7 @@ class Evaluator:
         self.last = (-1, 0.0, 0.0)  # step (-1: none yet), mean return and its standard deviation
         self.episodes = args.eval_episodes  # of the last one
         self.improved = False  # whether the last one is better than all before it
-        self._confirmations = 0
+        self._confirmed = 0  # episodes
         self._envs: dict[str, list[Any]] = {}
 
     def play(
@@ -220,9 +220,8 @@ class Evaluator:
         """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
         if not self.reaches(self.last[1]):
             return None
-        first = self._confirmations * self.args.eval_episodes
-        self._confirmations += 1
-        returns, _ = self.play(CONFIRM, first, policy, make_env)
+        returns, _ = self.play(CONFIRM, self._confirmed, policy, make_env)
+        self._confirmed += self.args.eval_episodes
         return float(of_game(returns, teams_of(self._envs[""][0])).mean())
 
     def close(self) -> None:
@@ -232,10 +231,11 @@ class Evaluator:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        found = {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
+        found = {"best": self.best, "last_eval": list(self.last), "confirmed": self._confirmed}
         return found | {"last_eval_episodes": self.episodes}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue from these counters."""
-        self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
-        self.episodes = saved["last_eval_episodes"]
+        self.best, self.last, self.episodes = saved["best"], tuple(saved["last_eval"]), saved["last_eval_episodes"]
+        confirmed = saved.get("confirmations", 0) * self.args.eval_episodes  # of a checkpoint that does not count them
+        self._confirmed = saved.get("confirmed", confirmed)
