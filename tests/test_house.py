@@ -47,7 +47,8 @@ LAB_MAY_IMPORT = (
 # `solo dash` 303 and 30, of which fonts for odd signs paid 3. That doctor, dash and repro took 180 lines more than the
 # lab was allowed is paid: the lab has lost as many since, 43 of them numbers that are a table in TOML now.
 # What only pages and tests of this repository used is paid, too, 211 lines: it is in benchmark and tests, or gone.
-BUDGETS = {"core": 6454, "games": 1117, "lab": 4599, "cli and tools": 2205}
+# Of the core 11 are repairs: seeds that an environment refuses, folders that are gone, replays that go another way.
+BUDGETS = {"core": 6465, "games": 1117, "lab": 4599, "cli and tools": 2205}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

@@ -218,9 +218,8 @@ def _look(env: Any) -> str:
 
 def wrong(envs: Any) -> str:
     """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-    envs = envs.unwrapped
-    here = envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ()
-    looks = envs.each(_look) if hasattr(envs, "each") else map(_look, here)  # `each`: in other processes
+    envs = envs.unwrapped  # which may be in other processes
+    looks = envs.each(_look) if hasattr(envs, "each") else map(_look, getattr(envs, "envs", ()))
     return next((f"in environment {i} {what}" for i, what in enumerate(looks) if what), "")
 
 

@@ -190,8 +190,7 @@ class Evaluator:
         mean, std = float(score.mean()), float(score.std())
         check_finite({SCORE: mean})
         self.last, self.improved = (step, mean, std), mean > self.best
-        self.best = max(self.best, mean)
-        self.episodes = len(lengths)
+        self.best, self.episodes = max(self.best, mean), len(lengths)
         for name, make_other in (also or {}).items():
             others, _ = self.play(EVALUATE, 0, policy, make_other, name)
             scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
@@ -231,11 +230,11 @@ class Evaluator:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        found = {"best": self.best, "last_eval": list(self.last), "confirmed": self._confirmed}
-        return found | {"last_eval_episodes": self.episodes}
+        last = {"last_eval": list(self.last), "last_eval_episodes": self.episodes}
+        return last | {"best": self.best, "confirmed": self._confirmed}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue from these counters."""
         self.best, self.last, self.episodes = saved["best"], tuple(saved["last_eval"]), saved["last_eval_episodes"]
-        confirmed = saved.get("confirmations", 0) * self.args.eval_episodes  # of a checkpoint that does not count them
-        self._confirmed = saved.get("confirmed", confirmed)
+        # an older checkpoint does not count episodes
+        self._confirmed = saved.get("confirmed", saved.get("confirmations", 0) * self.args.eval_episodes)
