@@ -46,9 +46,8 @@ LAB_MAY_IMPORT = (
 # the core: their kind of ids, `solo play`), boards and opponents 280 (238 in the games, 40 in the core, 2 in the cli).
 # `solo dash` 303 and 30, of which fonts for odd signs paid 3. That doctor, dash and repro took 180 lines more than the
 # lab was allowed is paid: the lab has lost as many since, 43 of them numbers that are a table in TOML now.
-# What only pages and tests of this repository used is paid, too, 211 lines: it is in benchmark and tests, or gone. Of
-# repairs of what was computed or saved wrongly, 10 in the core are allowed.
-BUDGETS = {"core": 6464, "games": 1117, "lab": 4599, "cli and tools": 2205}
+# The repairs of 2026-11-28 took 21 lines of those that the core had lost on that day.
+BUDGETS = {"core": 6475, "games": 1117, "lab": 4599, "cli and tools": 2205}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 

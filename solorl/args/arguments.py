@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from solorl.args.command_line import check_ranges, given_arguments
 from solorl.envs.ids import check_env_id_of, reward_threshold
-from solorl.errors import UsageError, fitting, quit_with, shown
+from solorl.errors import UsageError, fitting, quit_with, refuse, shown
 from solorl.files import missing
 from solorl.machine import without_screen
 from solorl.runfolder import CONFIG, config_of, refuse_old
@@ -83,6 +83,7 @@ def parse(args_type: type[A]) -> A:
         if args.target_return == "auto":
             args.target_return = reward_threshold(str(getattr(args, "env_id", "the environment")))
         check_ranges(args)
+        refuse(args.seed + getattr(args, "num_seeds", 1) > 2**31, "the last of --num-seeds must be at most 2147483647")
         if folder:
             check_unchanged(args, saved)
         first, last = getattr(args, "learning_starts", -1), getattr(args, "total_timesteps", 0)

@@ -14,6 +14,7 @@ action repeats.
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -57,8 +58,9 @@ class Recorder(gym.Wrapper):
         self.obs = _copied(obs)
         return self.obs, *result
 
-    def replay(self, start: dict[str, Any], actions: Any) -> None:
-        """Bring the environment to the state after `actions`, as `_columns` made them, since the noted reset."""
+    def replay(self, start: dict[str, Any], actions: Any) -> bool:
+        """Bring the environment to the state after `actions`, as `_columns` made them, since the noted reset; False
+        where its episode ends before the last of them."""
         game: Any = self.unwrapped
         if start.get("random"):
             _own(self.env)[RANDOM] = start["random"]
@@ -69,14 +71,14 @@ class Recorder(gym.Wrapper):
 
             game.restore_state(ale_py.ALEState(start["emulator"].tobytes()))
         self.reset(seed=start["seed"], options=start["options"])
-        for action in actions if isinstance(actions, np.ndarray) else itertools.chain(*actions):
-            self.step(action)
+        left = iter(actions if isinstance(actions, np.ndarray) else itertools.chain(*actions))
+        any(any(self.step(action)[2:4]) for action in left)  # up to the end of the episode
+        return next(left, None) is None
 
 
 def _own(env: gym.Env) -> dict[str, Any]:
     """The states that a guest has of its own; empty where it has none."""
-    guest = guest_in(env)
-    return guest.own or {} if guest else {}
+    return getattr(guest_in(env), "own", None) or {}
 
 
 def _copied(obs: Any) -> Any:
@@ -155,18 +157,18 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
     if isinstance(envs, gym.vector.SyncVectorEnv):
         envs._env_obs = [env.obs for env in envs.envs]  # type: ignore[attr-defined]
         envs._autoreset_envs = np.array(tree["autoreset"], bool).reshape(envs.num_envs)
-    if restarted:
-        return [f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"]
-    return []
+    what = f"the simulator did not replay exactly, so the running episodes of environments {restarted} restart"
+    return [what] if restarted else []
 
 
 def _bring_back(env: Recorder, saved: dict[str, Any]) -> bool:
     """Bring an environment to its captured state; False where its episode restarts instead."""
-    env.replay(saved["start"], saved["actions"])
-    came_back = data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True)
-    if not came_back:
-        env.reset()
-    return came_back
+    with suppress(Exception):  # of its code, which goes another way
+        there = env.replay(saved["start"], saved["actions"])
+        if there and data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True):
+            return True
+    env.reset()
+    return False
 
 
 def restarted(envs: Any) -> Iterable[int]:

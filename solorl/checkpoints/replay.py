@@ -45,16 +45,16 @@ class ReplayLog:
         stop = int(replay.inserted)
         start = max(stop - capacity, self._segments[-1]["stop"] if self._segments else 0)
         count = max(1, MOST_BYTES // sum(array[:1].nbytes for array in replay.arrays.values()))
-        segments = [*self._segments]
-        for first in range(start, stop, count):
-            segments.append(self._write(replay, first, min(first + count, stop)))
-        self._segments = [segment for segment in segments if segment["stop"] > stop - capacity]
+        new = [self._write(replay, first, min(first + count, stop)) for first in range(start, stop, count)]
+        self._segments = [each for each in self._segments + new if each["stop"] > stop - capacity]
         return {"inserted": stop, "segments": self._segments, "state": dict(_state(replay))}
 
     def _write(self, replay: Any, start: int, stop: int) -> dict[str, Any]:
         """One segment, the rows from `start` on, before `stop`, whole on the disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         name, rows = f"{start:012d}_{stop:012d}.safetensors", np.arange(start, stop)
+        while (self.folder / name).exists():  # a checkpoint may need it: a larger buffer counts from 0 again
+            name = f"again_{name}"
         arrays = {key: array[rows % len(array)] for key, array in replay.arrays.items()}
         write_atomically(self.folder / name, safetensors(arrays))
         sync_file(self.folder)

@@ -39,6 +39,7 @@ class Manners(NamedTuple):
     changes: tuple[str, ...] = ()  # of the process, see `surroundings.OWN`
     mask: tuple[int, ...] | None = None  # the shape of its action_mask; None: it gives none
     agents: bool = False  # whether there are several
+    short: bool = False  # whether its reset takes no seed of more than 32 bits
 
 
 KNOWN: dict[str, Manners] = {}  # by the id
@@ -59,7 +60,7 @@ class Guest(Masked):
     now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
 
     def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0):
-        self.env_id, self._terms, self._home = env_id, (manners, ends), now(OWN[1:])
+        self.env_id, self._terms, self._home = env_id, (manners, ends), dict[str, Any]()
         with undisturbed():
             super().__init__(self._watched(make_env))
         if manners.changes and self.own is None:
@@ -72,6 +73,9 @@ class Guest(Masked):
         """See `gymnasium.Env.reset`."""
         if self.own and self._terms[0].changes and seed is not None:
             self.own[RANDOM] = seeded(seed)
+        if self._terms[0].short and seed is not None:  # its last bits are equal in all runs, these 31 are not
+            seed = int(np.random.SeedSequence(seed).generate_state(1)[0] >> 1)
+        self._home = self._home or now(OWN[1:])  # of the first one: till then the script may change it
         obs, info = self._watched(self.env.reset, seed=seed, options=options)
         self.now = (obs, 0)
         self.look()
@@ -93,6 +97,11 @@ class Guest(Masked):
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""
         return self._visit(self.env.render)
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`. What fails there must not hide what was to be said."""
+        with contextlib.suppress(Exception, SystemExit):
+            self.env.close()
 
     def look(self) -> str:
         """`wrong`, after a look at the current observation."""
@@ -126,8 +135,8 @@ class Guest(Masked):
         """The same, after which the process is as it was; what was changed is the environment's own from then on."""
         before = now(LIGHT) | self._home  # what a step has changed, too
         result = self._visit(call, **named)
-        if (after := now(LIGHT)) != before:
-            changed = tuple(name for name in LIGHT if after[name] != before[name])
+        after = now(LIGHT)  # the current folder is empty where somebody has removed it
+        if changed := tuple(name for name in LIGHT if after[name] not in (before[name], "")):
             if self.own is None and {*changed} & {*OWN}:
                 self.own = now(OWN)
             bring_back(before)
@@ -153,10 +162,9 @@ class Guest(Masked):
     def _reward(self, reward: Any) -> Any:
         """A reward as a float, of several agents as it is; NaN and infinity are noted."""
         reward = reward if self._agents else self._number("its reward", reward)
-        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward)):
+        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward))[:1]:
             whose = f" of {self._agents[place]}" if self._agents else ""
             self.wrong = f"the reward{whose} is {np.ravel(reward)[place]} in step {self.now[1]} of an episode"
-            break
         return reward
 
     def _number(self, what: str, value: Any) -> float:
@@ -203,13 +211,6 @@ def guest_in(env: Any) -> Guest | None:
     return env if isinstance(env, Guest) else None
 
 
-def looks(envs: Any) -> list[str]:
-    """What is NaN or infinite in each environment side by side, see `Guest.look`; empty where nothing is known."""
-    if hasattr(envs, "each"):  # in other processes
-        return envs.each(_look)
-    return [*map(_look, envs.envs if isinstance(envs, gym.vector.SyncVectorEnv) else ())]
-
-
 def _look(env: Any) -> str:
     guest = guest_in(env)
     return guest.look() if guest else ""
@@ -217,7 +218,9 @@ def _look(env: Any) -> str:
 
 def wrong(envs: Any) -> str:
     """The first environment that gave NaN or infinite numbers, as a phrase; empty where none is known to."""
-    return next((f"in environment {i} {what}" for i, what in enumerate(looks(envs.unwrapped)) if what), "")
+    envs = envs.unwrapped  # which may be in other processes
+    looks = envs.each(_look) if hasattr(envs, "each") else map(_look, getattr(envs, "envs", ()))
+    return next((f"in environment {i} {what}" for i, what in enumerate(looks) if what), "")
 
 
 def random_action(space: Any, info: Mapping[str, Any]) -> Any:
@@ -250,14 +253,17 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
     not of its space, or a number is not finite."""
     with at_home(), contextlib.closing(Guest(partial(make_env, env_id), env_id, Manners())) as env:
         refuse_statistics(env, env_id)
-        env.own, code = env.own or now(OWN), env.unwrapped
+        env.own, code, short = env.own or now(OWN), env.unwrapped, False
         for space in (env.action_space, code.action_space):
             space.seed(0)
         known = inspect.signature((code.game.unwrapped if env._agents else code).reset).parameters.values()  # type: ignore[attr-defined]
         for name in ("seed", "options"):
             if not any(each.name == name or each.kind is each.VAR_KEYWORD for each in known):
                 env.fault(f"its reset takes no {name}; write `def reset(self, *, seed=None, options=None)`")
-        begun = env._visit(code.reset, seed=0)
+        try:
+            begun = env._visit(code.reset, seed=2**32)  # as large as those of a training
+        except (OverflowError, TypeError, ValueError):  # wrappers need not outlive that
+            begun, short = env._visit(code.reset, seed=0), True
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
             env.fault("its reset must return two values, obs and a dict info")
         with told(f"{env_id}: its action_mask does not fit {code.action_space}"):
@@ -282,7 +288,7 @@ def try_out(make_env: Callable[..., Any], env_id: str, needs_masks: bool = False
         env.reset()
         changes = [name for name in OWN[1:] if env.own[name] != env._home[name]]
         changes += [RANDOM] if plain(env.own[RANDOM]) != drawn else []
-    KNOWN[env_id] = manners = Manners(tuple(changes), None if mask is None else mask.shape, bool(env._agents))
+    KNOWN[env_id] = manners = Manners(tuple(changes), mask if mask is None else mask.shape, bool(env._agents), short)
     if changes:
         tell(env_id, manners.changes)
     return manners

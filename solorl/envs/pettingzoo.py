@@ -231,9 +231,10 @@ class PettingZooEnvs(gym.vector.SyncVectorEnv):
         terminated, truncated = np.zeros((2, self.num_envs, self.num_agents), bool)
         infos: dict[str, Any] = {}
         for i, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
-            obs, reward[i], _, cut, info = env.step(action)
+            obs, reward[i], end, cut, info = env.step(action)
             game: Any = env.unwrapped
-            terminated[i], truncated[i] = game.terminated, game.truncated | (game.alive & cut)  # cut: by a wrapper
+            # end and cut may be those of a wrapper
+            terminated[i], truncated[i] = game.terminated | (game.alive & end), game.truncated | (game.alive & cut)
             if (terminated[i] | truncated[i]).all():
                 infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, i)
                 obs, info = env.reset()

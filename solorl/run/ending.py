@@ -97,10 +97,10 @@ class Ending:
             status = "failed"  # what is evaluated from the folder lacks rows
         for tracker in self.folder.trackers:
             tracker.close()
-        self.evaluator.close()
         self.set_status(status)
         atexit.unregister(self.abandon)  # which would keep all of this run
         self.folder.unlock()
+        self.evaluator.close()
 
     def write_rows(self, tracked: dict[str, float] | None = None) -> None:
         """Write the rows that wait, and `tracked` to the trackers. Raises Diverged where a row is not finite."""
@@ -116,14 +116,14 @@ class Ending:
         self.meter.check_returns()
 
     # ------------------------------------------------------------------ signals
-    def listen(self) -> None:
-        """Hear signals from now on."""
-        self._before = self._before or signals.listen(self.hear, signals.ending())
+    def listen(self, again: bool = False) -> None:
+        """Hear signals from now on; `again`: only where there was a loop that heard them."""
+        if self._before or not again:
+            self._before = signals.listen(self.hear, signals.ending()) | self._before
 
     def deaf(self) -> None:
         """Signals go where they went before."""
         signals.restore(self._before)
-        self._before = {}
 
     def release(self) -> None:
         """The run is over: signals go where they went before, but not after one in a process that ends."""
@@ -154,8 +154,7 @@ class Ending:
     # ------------------------------------------------------------------ reasons to end
     def look(self) -> None:
         """Note a signal, or a file named `stop`; several ranks agree."""
-        if not self.why:
-            self.why = "signal" if self.signal else "stop" if self._stop_asked() else ""
+        self.why = self.why or ("signal" if self.signal else "stop" if self._stop_asked() else "")
         if self.ranks.world_size > 1:
             said = self.ranks.everyone((self.why, self.signal))
             self.why = next((why for why, _ in said if why), "")
@@ -259,13 +258,12 @@ class Ending:
         """The end after a signal: how to continue. Ctrl+C then leaves with exit code 130."""
         self.finish("stopped")
         self._require_saved()
-        number = self.signal
         is_lost = self.checkpoints.replays and not self.args.save_replay
         lost = " (without its replay buffer: --save-replay)" if is_lost else ""
         how = how_to_go_on(self.script, self.folder.path, self.ranks.world_size)
-        self.say(f"{signal.Signals(number).name}: saved at step {self.meter.step:,}{lost}; {how}")
+        self.say(f"{signal.Signals(self.signal).name}: saved at step {self.meter.step:,}{lost}; {how}")
         self._draw()
-        if number == signal.SIGINT:
+        if self.signal == signal.SIGINT:
             raise SystemExit(130)
 
     def _draw(self) -> None:

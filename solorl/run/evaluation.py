@@ -158,7 +158,7 @@ class Evaluator:
         self.last = (-1, 0.0, 0.0)  # step (-1: none yet), mean return and its standard deviation
         self.episodes = args.eval_episodes  # of the last one
         self.improved = False  # whether the last one is better than all before it
-        self._confirmations = 0
+        self._confirmed = 0  # episodes
         self._envs: dict[str, list[Any]] = {}
 
     def play(
@@ -190,8 +190,7 @@ class Evaluator:
         mean, std = float(score.mean()), float(score.std())
         check_finite({SCORE: mean})
         self.last, self.improved = (step, mean, std), mean > self.best
-        self.best = max(self.best, mean)
-        self.episodes = len(lengths)
+        self.best, self.episodes = max(self.best, mean), len(lengths)
         for name, make_other in (also or {}).items():
             others, _ = self.play(EVALUATE, 0, policy, make_other, name)
             scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
@@ -220,9 +219,8 @@ class Evaluator:
         """Where the last evaluation has reached `--target-return`: the mean score on seeds never used before."""
         if not self.reaches(self.last[1]):
             return None
-        first = self._confirmations * self.args.eval_episodes
-        self._confirmations += 1
-        returns, _ = self.play(CONFIRM, first, policy, make_env)
+        returns, _ = self.play(CONFIRM, self._confirmed, policy, make_env)
+        self._confirmed += self.args.eval_episodes
         return float(of_game(returns, teams_of(self._envs[""][0])).mean())
 
     def close(self) -> None:
@@ -232,10 +230,11 @@ class Evaluator:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        found = {"best": self.best, "last_eval": list(self.last), "confirmations": self._confirmations}
-        return found | {"last_eval_episodes": self.episodes}
+        last = {"last_eval": list(self.last), "last_eval_episodes": self.episodes}
+        return last | {"best": self.best, "confirmed": self._confirmed}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Continue from these counters."""
-        self.best, self.last, self._confirmations = saved["best"], tuple(saved["last_eval"]), saved["confirmations"]
-        self.episodes = saved["last_eval_episodes"]
+        self.best, self.last, self.episodes = saved["best"], tuple(saved["last_eval"]), saved["last_eval_episodes"]
+        # an older checkpoint does not count episodes
+        self._confirmed = saved.get("confirmed", saved.get("confirmations", 0) * self.args.eval_episodes)

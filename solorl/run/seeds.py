@@ -197,8 +197,8 @@ class Runs:
         iterations = max(found, key=len, default=range(0))
         start, stop = iterations.start, iterations.stop
         begun = max(run.step for run in self.runs) - start * batch_size  # environment steps before this loop
-        if not self._before and not self.play:
-            self._before = signals.listen(self._on_signal, signals.ending())  # XLA must not be interrupted
+        if not self.play:  # XLA must not be interrupted
+            self._before = signals.listen(self._on_signal, signals.ending()) | self._before
         if self.num_seeds == 1 and start < stop:
             (self.runs[0].dir / TOGETHER).unlink(missing_ok=True)  # from now on it is trained alone
         try:
@@ -215,7 +215,6 @@ class Runs:
                 start = end
         except BaseException:
             signals.restore(self._before)
-            self._before = {}
             raise
         for run in self.runs:
             run.meter.trained = last or run.ending.why != ""
@@ -264,6 +263,8 @@ class Runs:
     def close(self, act: Callable[..., Any], make_env: MakeEnv, sample: Any = None, tell: Any = None) -> None:
         """See `Run.close`. `sample(model, obs, key)` is a policy with a parameter `key` more than `act`; `tell` has
         the parameters of `act`."""
+        if self._before:  # as in `Run`
+            signals.listen(self._on_signal, signals.ending())
         try:
             for i in self._active:
                 try:

@@ -278,6 +278,7 @@ class Run:
         if self.play:
             self.play(self.args, self.dir, policy, make_env, self.checkpoints.networks(), sample, tell)
             return
+        self.ending.listen(again=True)  # the script may have left the last loop by a `break`
         self.ranks.close()
         self.processes.close()
         try:

@@ -99,6 +99,22 @@ class MovesLate(Rude):
         return 0.0
 
 
+class Short(Seeds):
+    """Seeds NumPy's global generator by the seed of the reset, which it refuses where it has more than 32 bits; `seeds`
+    are all that any of them got."""
+
+    seeds = []  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            np.random.seed(seed)
+            Short.seeds.append(seed)
+        return super().reset(options=options)
+
+    def begin(self):
+        pass
+
+
 class Types(Rude):
     """Computes with another default type, listens to signals, reads the command line."""
 
@@ -252,6 +268,7 @@ for _kind in (
     Draws,
     Moves,
     MovesLate,
+    Short,
     Types,
     Ragged,
     Counts,

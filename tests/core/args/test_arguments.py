@@ -352,6 +352,15 @@ def test_the_reader_needs_the_standard_library_only():
     assert modules and modules <= sys.stdlib_module_names
 
 
+@pytest.mark.parametrize(("seed", "seeds"), [(2147483647, 2), (2147483600, 49)])
+def test_the_last_of_several_seeds_is_in_the_range_of_a_seed(train, tmp_path, seed, seeds):
+    train("ppo_jax", "--seed", seed, "--num-seeds", seeds, "--total-timesteps", 1, code=2)
+    assert train.out == "error: the last of --num-seeds must be at most 2147483647\n"
+    assert not (tmp_path / "runs").exists()
+    train("ppo_jax", "--seed", seed, "--num-seeds", seeds - 1, "--total-timesteps", 1, code=2)
+    assert "--total-timesteps 1 is less than one iteration" in train.out
+
+
 @pytest.mark.parametrize("name", ["a/b", "/tmp/x"])
 def test_an_experiment_whose_name_has_a_slash_is_refused(train, tmp_path, name):
     train("ppo", "--exp-name", name, code=2)

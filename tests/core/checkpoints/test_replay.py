@@ -51,7 +51,7 @@ def test_a_checkpoint_writes_only_the_new_rows(tmp_path):
     ]
 
 
-def test_resuming_overwrites_what_a_killed_session_wrote_after_its_checkpoint(tmp_path):
+def test_resuming_goes_on_without_what_a_killed_session_wrote_after_its_checkpoint(tmp_path):
     ring, log = Ring(10), ReplayLog(tmp_path)
     ring.add(8)
     saved = log.append(ring)
@@ -65,6 +65,33 @@ def test_resuming_overwrites_what_a_killed_session_wrote_after_its_checkpoint(tm
     third = Ring(10)
     ReplayLog(tmp_path).load(third, final)
     assert np.array_equal(third.arrays["n"], ring.arrays["n"])
+
+
+def test_a_larger_buffer_leaves_the_checkpoint_whole_until_there_is_a_new_one(tmp_path, monkeypatch):
+    """It counts its rows from 0 again, so that segments of other rows would have the same names."""
+    monkeypatch.setattr("solorl.checkpoints.replay.MOST_BYTES", 32)  # two rows
+    ring, log = Ring(4), ReplayLog(tmp_path)
+    ring.add(6)
+    log.append(ring)
+    log.forget()
+    ring.add(2)
+    saved = log.append(ring)  # its segments hold the rows from 4 on
+    log.forget()
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for _ in range(2):  # twice: a session that was killed before its checkpoint leaves files, too
+        larger, again = Ring(9), ReplayLog(tmp_path)
+        again.load(larger, saved)
+        larger.add(4)
+        new = again.append(larger)
+        assert all((tmp_path / name).read_bytes() == data for name, data in kept.items())
+    ReplayLog(tmp_path).load(Ring(4), saved)
+    again.forget()  # the new checkpoint is whole
+    again.append(larger)
+    again.forget()
+    other = Ring(9)
+    ReplayLog(tmp_path).load(other, new)
+    assert all(np.array_equal(other.arrays[key], larger.arrays[key]) for key in other.arrays)
+    assert {path.name for path in tmp_path.iterdir()} == {segment["name"] for segment in new["segments"]}
 
 
 def test_damage_is_found(tmp_path):

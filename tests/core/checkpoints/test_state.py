@@ -330,3 +330,42 @@ def test_an_emulator_goes_on_with_masks():
         np.testing.assert_array_equal(again.action_mask, masked.action_mask)
         results = [envs.step(each)[:4] for envs in (masked, again)]
         assert all(np.array_equal(x, y) for x, y in zip(*results, strict=True))
+
+
+class Drifts(gym.Wrapper):
+    """Goes another way in every other episode: it ends after three steps, or its fourth step raises an exception."""
+
+    episodes = 0
+
+    def __init__(self, env, way):
+        super().__init__(env)
+        self.way = way
+
+    def reset(self, **words):
+        self.episodes += 1
+        self.steps = 0
+        return self.env.reset(**words)
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, terminated, *rest = self.env.step(action)
+        drifts = self.episodes % 2 == 0
+        if drifts and self.way == "raises" and self.steps == 4:
+            raise RuntimeError("the simulator is lost")
+        return obs, reward, terminated or (drifts and self.way == "ends" and self.steps == 3), *rest
+
+
+@pytest.mark.parametrize("way", ["ends", "raises"])
+def test_an_episode_whose_replay_goes_another_way_starts_again(way):
+    whole, cut = (VectorEnvs([lambda: Drifts(gym.make("CartPole-v1"), way)] * 2) for _ in range(2))
+    for envs in (whole, cut):
+        simulators.record(envs)
+        envs.reset(seed=[1, 2])
+    for _ in range(5):
+        whole.step([0, 1])
+    [note] = simulators.restore(cut, simulators.capture(whole))
+    assert "environments [0, 1] restart" in note and simulators.restarted(cut) == [0, 1]
+    now = np.array([env.unwrapped.state for env in cut.envs], np.float32)
+    assert np.array_equal(simulators.observations(cut), now)
+    assert all(env.actions == [] for env in cut.envs)
+    cut.step([0, 1])

@@ -1,5 +1,6 @@
 """The boundary to environments: what they change of the process, give and lack must not make a training wrong."""
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, drop_last_checkpoint, own_registry, rows, script
-from rude import Rude
+from rude import Rude, Short
 
 from solorl import EnvPoolVectorEnv
 from solorl.checkpoints import env_state
@@ -82,6 +83,18 @@ def test_random_states_of_two_run_seeds_differ():
         assert len({str(state[part]) for state in states}) == 4
 
 
+def test_who_refuses_large_seeds_gets_short_ones(train):
+    """Of 31 bits, which differ from each other and between runs, also where the last bits of the large ones do not."""
+    found = []
+    for seed in ("1", "2", "2147483647"):
+        Short.seeds.clear()
+        train("ppo", "--env-id", "rude:Short-v0", *PPO, "64", "--seed", seed)
+        found.append(set(Short.seeds) - {0})
+        assert len(found[-1]) == 3 and max(found[-1]) < 2**31  # two that train, one of the evaluation
+    assert len(set.union(*found)) == 9
+    assert not try_out(gym.make, "rude:Seeds-v0").short
+
+
 @pytest.mark.parametrize(
     ("step", "mask", "said"),
     [
@@ -101,6 +114,33 @@ def test_usual_mistakes_are_one_sentence(step, mask, said, monkeypatch):
     with pytest.raises(UsageError, match="rude:Rude-v0") as error:
         try_out(lambda env_id: gym.make(env_id, disable_env_checker=True), "rude:Rude-v0")
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["reset", "reward", None])
+def test_an_environment_that_fails_in_its_close_hides_nothing(wrong, train, monkeypatch):
+    """No sentence about what was wrong before, and not that the run has finished."""
+
+    def close(self):
+        raise RuntimeError("it does not close")
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32)
+
+    monkeypatch.setattr(Rude, "close", close)
+    if wrong == "reset":
+        monkeypatch.setattr(Rude, "reset", reset)
+        with pytest.raises(UsageError, match="its reset must return two values, obs and a dict info"):
+            try_out(lambda env_id: gym.make(env_id, disable_env_checker=True), "rude:Rude-v0")
+        return
+    flags = [*PPO, "128", "--eval-every", "32"]
+    if wrong == "reward":
+        monkeypatch.setattr(Rude, "reward", property(lambda self: np.nan if len(Rude.actions) > 100 else 1.0))
+        train("ppo", "--env-id", "rude:Rude-v0", *flags, code=3)
+        assert "in environment" in train.out and "the reward is nan in step" in train.out
+    else:
+        train("ppo", "--env-id", "rude:Rude-v0", *flags)
+    status = "diverged" if wrong else "finished"
+    assert json.loads((only_run() / "status.json").read_text())["status"].startswith(status)
 
 
 def test_what_only_games_of_several_agents_say_is_not_read_of_others(monkeypatch):
@@ -167,6 +207,34 @@ def test_types_signals_and_arguments_are_put_back(train):
     train("ppo", "--env-id", "rude:Types-v0", *PPO, "128")
     assert torch.get_default_dtype() == torch.float32 and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
     assert "mine" not in sys.argv and "torch's default type" in train.out
+
+
+def test_what_the_script_changes_before_the_first_reset_stays(tmp_path, capsys):
+    """Of the current folder and torch's default type, after the environments were made."""
+    env = hosted(gym.make, "rude:Rude-v0")()
+    (tmp_path / "new").mkdir()
+    os.chdir(tmp_path / "new")
+    torch.set_default_dtype(torch.float64)
+    for _ in range(2):
+        env.reset(seed=1)
+        env.step(0)
+    assert (Path.cwd(), torch.get_default_dtype()) == (tmp_path / "new", torch.float64)
+    assert capsys.readouterr().err == "" and env.own is None
+
+
+@pytest.mark.parametrize("kind", ["Rude", "Moves"])
+def test_a_current_folder_that_is_removed_ends_no_training(kind, tmp_path, capsys):
+    """Also where the environment has a folder of its own."""
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    env = hosted(gym.make, f"rude:{kind}-v0")()
+    env.reset(seed=1)
+    (tmp_path / "gone").rmdir()
+    for _ in range(2):
+        env.step(0)
+        env.reset()
+    assert kind == "Moves" or (env.own is None and capsys.readouterr().err == "")
+    assert len(VectorEnvs([hosted(gym.make, f"rude:{kind}-v0")]).reset(seed=1)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,28 @@ def test_a_limit_by_a_wrapper_cuts_all_who_play():
     assert truncated.all() and not terminated.any() and infos["_final_obs"].all() and envs.alive.all()
 
 
+class Won(gym.Wrapper):
+    """Ends the game with its second step."""
+
+    steps = 0
+
+    def step(self, action):
+        obs, reward, _, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, reward, self.steps == 2, truncated, info
+
+
+def test_an_end_by_a_wrapper_is_that_of_all_who_play():
+    """In training, as in an evaluation."""
+    envs = PettingZooEnvs([lambda: Won(Game(Raid()))])
+    envs.reset(seed=[3])
+    assert not (envs.step(np.zeros((1, 4), int))[2]).any()
+    _, _, terminated, truncated, infos = envs.step(np.zeros((1, 4), int))
+    assert terminated.all() and not truncated.any() and infos["_final_obs"].all() and envs.alive.all()
+    _, lengths = play_episodes([Won(Game(Raid()))], lambda obs: np.zeros((1, 4), int), [3])
+    assert lengths.tolist() == [2]
+
+
 def test_actions_of_another_shape_are_refused():
     game = Game(Raid())
     game.reset(seed=1)

@@ -265,6 +265,13 @@ def test_an_evaluator_knows_its_best_and_confirms_on_fresh_seeds(monkeypatch):
     again = Evaluator(args)
     again.resume(evaluator.counters())
     assert again.best == 1.0 and again.score == 0.0
+    for known in (evaluator.counters(), {**evaluator.counters(), "confirmed": None, "confirmations": 2}):
+        fewer = Evaluator(SimpleNamespace(**{**vars(args), "eval_episodes": 2 if known["confirmed"] else 3}))
+        fewer.resume({name: value for name, value in known.items() if value is not None})
+        fewer.evaluate(7, good, make_env)
+        seeds.clear()
+        fewer.confirm(good, make_env)
+        assert seeds == [env_seed(1, CONFIRM, 6 + i) for i in range(fewer.args.eval_episodes)]
     with pytest.raises(Diverged, match="eval/episodic_return is nan"):
         monkeypatch.setattr(Counting, "step", lambda self, action: (np.zeros(1), np.nan, True, False, {}))
         evaluator.evaluate(7, good, make_env)

@@ -15,6 +15,7 @@ from test_ppo_jax import folders, same
 
 import solorl
 from solorl.checkpoints import checkpoint
+from solorl.run.ending import Ending
 from solorl.run.verbs import Run
 
 SCRIPT, JAX = TESTS / "doubles" / "phases.py", TESTS / "doubles" / "phases_jax.py"
@@ -108,6 +109,27 @@ def test_a_loop_after_one_that_the_script_has_left_hears_signals(train):
     v = train(SCRIPT, "--save-every", 2, "--eval-every", 0, "--breaks", "--end-at", 20)
     assert v["trace"] == [*WHOLE[:2], *WHOLE[4:6]] and status(v["run"].dir) == "stopped"
     assert steps_of(v["run"].dir)[-1] == 20
+
+
+def test_the_end_hears_signals_where_the_script_has_left_the_last_loop(train, tmp_path, monkeypatch):
+    """By a `break`, here at once: the evaluation of `close` is not interrupted."""
+    heard, evaluate = [], Ending.evaluate
+
+    def interrupted(self, *inputs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        heard.append(self.signal)
+        evaluate(self, *inputs)
+
+    monkeypatch.setattr(Ending, "evaluate", interrupted)
+    before = {number: signal.signal(number, lambda *_: heard.append(0)) for number in (signal.SIGINT, signal.SIGTERM)}
+    last = "    for iteration in run.loop(start, args.online):  # a step is an environment step\n"
+    text = SCRIPT.read_text()
+    assert last in text
+    (tmp_path / "mine.py").write_text(text.replace(last, f"{last}        break\n"))
+    v = train(tmp_path / "mine.py", "--save-every", 0, "--eval-every", 0)
+    assert heard == [signal.SIGTERM] and status(v["run"].dir) == "finished" and v["trace"] == WHOLE[:9]
+    for number in before:
+        signal.signal(number, before[number])
 
 
 def test_a_played_run_has_no_iterations(train):
