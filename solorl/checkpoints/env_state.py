@@ -60,7 +60,7 @@ class Recorder(gym.Wrapper):
 
     def replay(self, start: dict[str, Any], actions: Any) -> bool:
         """Bring the environment to the state after `actions`, as `_columns` made them, since the noted reset; False
-        where its episode ends before the last of them."""
+        where its episode ends before the last of them, or one of them raises."""
         game: Any = self.unwrapped
         if start.get("random"):
             _own(self.env)[RANDOM] = start["random"]
@@ -72,8 +72,10 @@ class Recorder(gym.Wrapper):
             game.restore_state(ale_py.ALEState(start["emulator"].tobytes()))
         self.reset(seed=start["seed"], options=start["options"])
         left = iter(actions if isinstance(actions, np.ndarray) else itertools.chain(*actions))
-        any(any(self.step(action)[2:4]) for action in left)  # up to the end of the episode
-        return next(left, None) is None
+        with suppress(Exception):  # of its code, which goes another way
+            any(any(self.step(action)[2:4]) for action in left)  # up to the end of the episode
+            return next(left, None) is None
+        return False
 
 
 def _own(env: gym.Env) -> dict[str, Any]:
@@ -163,12 +165,11 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
 
 def _bring_back(env: Recorder, saved: dict[str, Any]) -> bool:
     """Bring an environment to its captured state; False where its episode restarts instead."""
-    with suppress(Exception):  # of its code, which goes another way
-        there = env.replay(saved["start"], saved["actions"])
-        if there and data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True):
-            return True
-    env.reset()
-    return False
+    there = env.replay(saved["start"], saved["actions"])
+    if not (there and data_equivalence(as_arrays(env.obs), as_arrays(saved["obs"]), exact=True)):
+        env.reset()
+        return False
+    return True
 
 
 def restarted(envs: Any) -> Iterable[int]:

@@ -106,7 +106,6 @@ def test_the_name_of_a_generator_calls_nothing(train, copy, monkeypatch):
         (("parts", "envs", "envs"), GONE),
         (("parts", "envs", "envs", 0), None),
         (("parts", "envs", "envs", 1, "start", "seed"), "x"),
-        (("parts", "envs", "envs", 1, "actions"), {"$array": "/random/torch"}),
         (("parts", "envs", "autoreset"), {"$array": "/random/torch"}),
         (("parts", "envs", "spaces", 0, "bit_generator"), "MT19937"),
     ],
@@ -114,6 +113,12 @@ def test_the_name_of_a_generator_calls_nothing(train, copy, monkeypatch):
 def test_a_checkpoint_that_is_well_formed_and_wrong_is_one_sentence(place, value, train, copy):
     with_state(copy, place, value)
     left_alone(train, copy, "does not fit: ")
+
+
+def test_actions_that_the_environment_refuses_restart_the_episode(train, copy):
+    with_state(copy, ("parts", "envs", "envs", 1, "actions"), {"$array": "/random/torch"})
+    train("ppo", "--resume", copy)
+    assert "did not replay exactly, so the running episodes of environments [1] restart" in train.out
 
 
 @pytest.mark.parametrize(

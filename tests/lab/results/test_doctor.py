@@ -222,7 +222,7 @@ def test_noise_is_no_gap_between_evaluation_and_training():
 
 def test_committed_evaluations_that_chance_explains_have_no_finding():
     results = {
-        "stopped": "games_TensorPendulum-v0__ppo_continuous_action_batched__4",
+        "stopped": "games_TensorPendulum-v0__ppo_continuous_action_batched__isaac_settings__4",
         "modern": "games_CueContinuous-v0__sac_lstm__2",
         "games": "ppo_trxl_cue_Cue200-v0__ppo_lstm__200k__3",
     }
