@@ -197,7 +197,7 @@ def test_the_report_is_that_of_the_data():
     ]
     lines = [line for line in shown.splitlines() if line.startswith(("|", "**"))]
     report = (ROOT / RESULTS["REPORT"][3] / "report.md").read_text().splitlines()
-    assert len(lines) == 13 and set(lines) <= set(report)
+    assert len(lines) == 15 and set(lines) <= set(report)
 
 
 @pytest.mark.slow

@@ -286,9 +286,9 @@ def test_the_sums_count_rows_with_a_published_score():
 
 def test_a_row_below_its_peer_says_why_where_it_was_looked_into():
     below = row([1.0] * 5, [2.0], env_id="LunarLander-v3")
-    ppo, unclipped = replace(below, script="ppo"), replace(below, script="ppo", variant="unclipped")
+    ppo, wide = replace(below, script="ppo"), replace(below, script="ppo", variant="wide")
     assert "| below: [why](results/ppo.md#" in proof.line(ppo)
-    assert "| below, not looked into |" in proof.line(unclipped)
+    assert "| below, not looked into |" in proof.line(wide)
     for key, page in proof.published()["findings"].items():
         assert key.split()[0] in script_paths() and (ROOT / "docs" / page.partition("#")[0]).is_file()
 
