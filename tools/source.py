@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 from solorl.args.arguments import RunArgs
-from solorl.catalog.header import Script, find_named, parse_header
+from solorl.catalog.header import Script, find_named, lines_of, parse_header
 from solorl.scripts import algorithms_folder, in_catalogue, script_paths
 
 FREE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -43,7 +43,7 @@ class Source:
 
     def header_line(self, key: str) -> int:
         """The line of a key of the header; 1 if it is not there."""
-        found = (i for i, line in enumerate(StringIO(self.text, newline=""), 1) if line[:10].rstrip() == key)
+        found = (i for i, line in enumerate(lines_of(self.text), 1) if line[:10].rstrip() == key)
         return next(found, 1)
 
 
@@ -69,7 +69,7 @@ def families_of(path: Path) -> Path:
 
 def split_header(text: str) -> tuple[str, str, str]:
     """What stands above the docstring of a file (its PEP 723 block), the docstring, and what follows it."""
-    tree, lines = ast.parse(text), list(StringIO(text, newline=""))  # as Python counts them
+    tree, lines = ast.parse(text), lines_of(text)
     if ast.get_docstring(tree, clean=False) is None:
         return "", "", text
     start, end = tree.body[0].lineno - 1, tree.body[0].end_lineno or 0

@@ -409,16 +409,16 @@ def train_iteration(training, setup):
     (env_state, next_obs), (steps, reward) = jax.lax.scan(env_step, (training.env_state, training.obs), keys)
 
     # ---- 2. store: steps, of which sequences are drawn later; where episodes have restarted those before are cut off
-    stored = training.iteration * args.num_steps  # rows so far
-    cut = training.replay.done.at[(stored - 1) % len(training.replay.done)].max(training.restarted)
-    replay = store(training.replay._replace(done=cut), steps, stored)
+    rows = training.iteration * args.num_steps  # stored before
+    cut = training.replay.done.at[(rows - 1) % len(training.replay.done)].max(training.restarted)
+    replay = store(training.replay._replace(done=cut), steps, rows)
 
     # ---- 3. learn: the model, on sequences of K steps and the n after them
     def gradient_step(learner, key):
         params, optimizer_state = learner
         window_key, action_key = jax.random.split(key)
-        stored, window = (training.iteration + 1) * args.num_steps, args.unroll_steps + setup.td_steps + 1
-        batch = sample_windows(replay, window_key, stored, window, args.batch_size)
+        window = args.unroll_steps + setup.td_steps + 1
+        batch = sample_windows(replay, window_key, rows + args.num_steps, window, args.batch_size)
         targets = targets_of(batch, action_key, setup)
         gradients, metrics = jax.grad(muzero_loss, has_aux=True)(params, targets, setup)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)

@@ -175,6 +175,11 @@ def fields_of(tree: ast.Module, name: str = "Args") -> dict[str, ast.AnnAssign]:
     return {x.target.id: x for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a source with their ends, as Python counts them: none ends at a form feed, as for `splitlines`."""
+    return list(StringIO(text, newline=""))
+
+
 def with_header(text: str, values: dict[str, str]) -> str:
     """`text` with the header's lines of the given keys replaced, left out for an empty value, or put above the first
     line of KEYS where they were not there; all other lines stay as they are."""
@@ -183,7 +188,7 @@ def with_header(text: str, values: dict[str, str]) -> str:
     new = {key: value for key, value in values.items() if value and key not in fields}
     end = "\r\n" if "\r\n" in text else "\n"
     lines, skipping = [], False
-    for number, line in enumerate(StringIO(text, newline=""), 1):  # lines as Python counts them
+    for number, line in enumerate(lines_of(text), 1):
         key = line[:VALUE_COLUMN].strip()
         if docstring.lineno <= number <= (docstring.end_lineno or 0):
             if key in KEYS:

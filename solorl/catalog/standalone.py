@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from solorl.catalog.header import ENTRANCES, METADATA, parse_source, read_source, with_header
+from solorl.catalog.header import ENTRANCES, METADATA, lines_of, parse_source, read_source, with_header
 from solorl.errors import UsageError, refuse
 from solorl.scripts import PACKAGE, facts_of, header_fields, in_checkout
 
@@ -30,7 +30,7 @@ def stub_parts(names: Collection[str]) -> tuple[list[str], str]:
     imports, codes = [], []
     for path in (READER, VECTOR, STUB, *(ENVPOOL if "EnvPoolVectorEnv" in names else ())):
         text = read_source(path)
-        lines = text.splitlines(keepends=True)
+        lines = lines_of(text)
         nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         imports += [lines[node.lineno - 1] for node in nodes]
         codes.append("".join(lines[nodes[-1].end_lineno :]).strip("\n") + "\n")
@@ -80,11 +80,10 @@ def without_solorl(lines: Sequence[str]) -> str:
 def standalone(path: Path, name: str) -> str:
     """The text of `path` without the library, for a file `name`; UsageError if it needs more than the stub has."""
     ours, text = library_import(path), read_source(path)
-    tree, lacking = ast.parse(text), [verb for verb in ONLY_OURS if f"{verb}(" in text]
-    lacking += ["opponents"] * (facts_of(path).env_kind == "board")
+    tree, lines = ast.parse(text), lines_of(text)
+    lacking = [verb for verb in ONLY_OURS if f"{verb}(" in text] + ["opponents"] * (facts_of(path).env_kind == "board")
     if lacking:
         raise UsageError(f"{path.name} cannot stand alone: the library alone has {lacking[0]}")
-    lines = text.splitlines(keepends=True)
     body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     last = body[-1].end_lineno or 0
     imports, code = stub_parts([alias.name for alias in ours.names])

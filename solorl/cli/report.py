@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.errors import UsageError, denied
+from solorl.errors import UsageError, denied, refuse
 from solorl.files import shown, write
 from solorl.terminal import aligned
 
@@ -35,8 +35,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Report on runs; UsageError where nothing can be read or the flags do not fit together."""
     args = parser().parse(argv)
-    if not args.paths:
-        raise UsageError("solo report needs run folders or results, as in `solo report runs/`")
+    refuse(not args.paths, "solo report needs run folders or results, as in `solo report runs/`")
     from solorl.lab.results import comparison as cmp  # here, because it loads NumPy
     from solorl.lab.results.read import read_all
 

@@ -1,6 +1,7 @@
 """`solo repro`: does a published number still hold?"""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from solorl.cli import Parser, at_least, say
@@ -23,10 +24,10 @@ def main(argv: Sequence[str]) -> int:
     from solorl.lab.results.result import Result
     from solorl.lab.studies import repro
 
-    results: list[Result] = []
+    results, look = list[Result](), cache(lambda path: read_all([path], whole=True))
     for row in args.rows:
         is_path = Path(row).exists()
-        found, problems = read_all([Path(row if is_path else "benchmark/results")], whole=True)
+        found, problems = look(Path(row if is_path else "benchmark/results"))
         found = [run for run in found if is_path or run.script == row]
         refuse(not found, f"no result of {row}: {'; '.join(problems[:3]) or 'nothing was found'}")
         results += found

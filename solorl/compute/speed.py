@@ -23,7 +23,7 @@ import torch.nn as nn
 from torch.utils._pytree import tree_map_only
 
 from solorl.compute.graphs import Entry, Recorded
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.terminal import warn
 
 # Optimisers that treat each number alone: what they do to a vector is what they do to its parts.
@@ -378,8 +378,7 @@ class GradientStep:
             if id(x) not in own:
                 what = f"the optimizer of a gradient step has a parameter of shape {tuple(x.shape)}"
                 raise UsageError(f"{what} that {name} does not have; give it only parameters that {name} has now")
-        if not found:
-            raise UsageError(f"the loss of a gradient step of {name} depends on no parameter of its optimizer")
+        refuse(not found, f"the loss of a gradient step of {name} depends on no parameter of its optimizer")
 
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -390,8 +389,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     options: dict[str, Any] = {"fallback_random": True}
     if device.type == "cpu":
         problem = compile_problem(Path(torch.__file__).parent)
-        if problem:
-            raise UsageError(f"--compile {problem}; train without --compile")
+        refuse(problem, f"--compile {problem}; train without --compile")
         options["cpp_wrapper"] = True
     return torch.compile(function, dynamic=False, options=options)
 

@@ -547,6 +547,15 @@ def test_standalone_leaves_nothing_of_solorl(path):
     assert used <= set(dir(stub.Run)), "verbs that the stub has not"
 
 
+@pytest.mark.parametrize("odd", ["\f", "\u2028"])
+def test_standalone_cuts_where_lines_of_python_end(odd, tmp_path):
+    """What else ends a line of text, as in a comment, moves nothing."""
+    plain, changed = ROOT / "algorithms/dqn/dqn.py", tmp_path / "dqn.py"
+    changed.write_text(plain.read_text().replace('"""Deep', f'"""{odd}Deep', 1), encoding="utf-8")
+    assert odd in changed.read_text(encoding="utf-8")
+    assert standalone(changed, "mine.py").replace(odd, "") == standalone(plain, "mine.py")
+
+
 def test_standalone_refuses_files_in_jax():
     """Their environments and runs of many seeds are of the library."""
     with pytest.raises(UsageError, match=r"cannot stand alone: it says `from solorl import RunArgs, Runs, parse`"):

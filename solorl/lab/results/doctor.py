@@ -119,7 +119,7 @@ def _original(copy: Path) -> Path | None:
 def far_from_default(t: Training) -> str:
     """Settings are far from the file's own.
 
-    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times. Of 0 nothing is.
+    Arguments that are ten times the defaults of the script, or a tenth; of counts a hundred times. Not where it is 0.
     Try: the defaults, with which its results were made
     Source: docs/guides/does_not_learn.md
     """

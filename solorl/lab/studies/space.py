@@ -18,7 +18,7 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from solorl.args.command_line import whole_number
-from solorl.catalog.header import fields_of, parse_source, read_source
+from solorl.catalog.header import fields_of, lines_of, parse_source, read_source
 from solorl.errors import UsageError, refuse, told
 from solorl.lab.studies.plan import Script, read_toml
 from solorl.scripts import in_catalogue, spaces_folder
@@ -67,7 +67,7 @@ def _number(text: str, kind: str) -> Any:
 def space_of(script: Script) -> Space:
     """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
     is none."""
-    lines, space = read_source(script.path).splitlines(), Space()
+    lines, space = lines_of(read_source(script.path)), Space()
     for name, item in fields_of(parse_source(script.path)).items():
         comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
         if match := re.search(r"\[tune: ([^\]]+)\]", comment):

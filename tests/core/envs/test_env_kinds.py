@@ -80,9 +80,10 @@ def advice(name, env_id):
     except UsageError as error:
         return str(error)
     envs = SimpleNamespace(single_observation_space=OBS[obs], single_action_space=ACTIONS[action])
-    wanted = re.search(r"run\.require_spaces\(envs, obs=\"(\w+)\", action=\"(\w+)\"", path.read_text())
+    wanted = re.search(r'run\.require_spaces\(envs, obs="(\w+)", action="(\w+)"( if discrete else)?', path.read_text())
+    own, kind, either = wanted.groups()
     try:
-        check_spaces(path, env_id, envs, *wanted.groups())
+        check_spaces(path, env_id, envs, own, "bounded" if either and action == "continuous" else kind)
     except UsageError as error:
         return str(error)
     return ""

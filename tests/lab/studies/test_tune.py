@@ -264,6 +264,7 @@ def test_bad_space_is_one_sentence(text):
 
 def test_space_stands_in_the_comments_of_the_script(place):
     (place / "mine.py").write_text("""
+# a page ends here: \f
 from solorl import RunArgs
 class Args(RunArgs):
     env_id: str = "CartPole-v1"  # the environment
