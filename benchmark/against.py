@@ -4,6 +4,7 @@ run that was not made again counts as old only.
 python benchmark/against.py REV NAME [what `solo report` takes, as --out report]
 """
 
+import argparse
 import io
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from solorl.errors import UsageError
 from solorl.files import git
 from solorl.lab.results.result import read, write
 
@@ -28,13 +30,20 @@ def earlier(root: Path, rev: str, name: str, folder: Path) -> None:
         write(replace(one, variant=f"old {one.variant}".strip()), folder / "old")
 
 
-def main(rev: str, name: str, *words: str) -> int:
+def main() -> int:
     """Report both; the exit code of `solo report`."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("rev", metavar="REV", help="a commit")
+    parser.add_argument("name", metavar="NAME", help="a suite, which has a folder in benchmark/results")
+    args, words = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as place:
-        earlier(ROOT, rev, name, Path(place))
-        now = str(ROOT / "benchmark/results" / name)
+        try:
+            earlier(ROOT, args.rev, args.name, Path(place))
+        except UsageError as error:
+            parser.error(str(error))
+        now = str(ROOT / "benchmark/results" / args.name)
         return subprocess.run([sys.executable, "-m", "solorl.cli", "report", f"{place}/old", now, *words]).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())
