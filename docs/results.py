@@ -226,8 +226,8 @@ def qdagger():
 
 
 def with_data(run):
-    """An offline run whose data set, the first word of its variant, is part of its environment."""
-    data, _, rest = run.variant.partition(" ")
+    """An offline run whose data set, the first word of its variant or `5 episodes`, is part of its environment."""
+    data, rest = re.fullmatch(r"(\d+ episodes|\S*) ?(.*)", run.variant).groups()
     return replace(run, env_id=f"{run.env_id}, {data}", variant=rest, method=f"{run.script} {rest}".strip())
 
 

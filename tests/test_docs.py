@@ -22,6 +22,7 @@ from conftest import ROOT, documented_keys, environment, section
 from solorl import __version__, scripts
 from solorl.catalog import header as catalog
 from solorl.catalog.header import definitions, fields_of
+from solorl.lab.results.result import Result
 from solorl.lab.studies import plan
 from tools.claims import PROVIDERS
 from tools.source import code_lines
@@ -188,6 +189,15 @@ def test_a_part_is_put_between_its_markers(tmp_path):
         with pytest.raises(AssertionError, match="must have the line <!-- m --> once, its end below it"):
             RESULTS["put"](page, "m", "new")
         assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("variant", "data", "method"),
+    [("medium short", "medium", "bc short"), ("medium", "medium", "bc"), ("5 episodes", "5 episodes", "bc")],
+)
+def test_the_data_set_of_an_offline_run_is_part_of_its_environment(variant, data, method):
+    one = RESULTS["with_data"](Result("CartPole-v1", "bc", 1, variant))
+    assert (one.env_id, one.name) == (f"CartPole-v1, {data}", method)
 
 
 def test_the_report_is_that_of_the_data():
