@@ -75,9 +75,8 @@ def check_module(env_id: str, module: str, typed: bool) -> None:
 
 def _is_installed(file: Path) -> bool:
     """Whether a file lies among the installed packages. A module of Python itself has no environments."""
-    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
-    folder = file.parent.resolve()
-    return any(folder.is_relative_to(Path(place).resolve()) for place in [*places, *site.getsitepackages()])
+    places = [*map(sysconfig.get_path, ("purelib", "platlib")), site.getusersitepackages(), *site.getsitepackages()]
+    return any(file.parent.resolve().is_relative_to(Path(place).resolve()) for place in places)
 
 
 # ---------------------------------------------------------------------- links in a folder
@@ -108,9 +107,11 @@ def refuse_hard_link(path: Path) -> None:
 
 
 def _is_of_wandb(path: Path, folder: Path) -> bool:
-    """Whether the path is a link from a folder of Weights & Biases to a place in the same folder."""
+    """Whether the path is a link from a folder of Weights & Biases to a place in the same folder, or that to the log of
+    its service, which lies in the user's cache: nobody writes by that link, each session of a run makes its own."""
     top = folder / path.relative_to(folder).parts[0]
-    return top.name in WANDB and path.is_symlink() and path.resolve().is_relative_to(top.resolve())
+    inside = path.name == "debug-core.log" or path.resolve().is_relative_to(top.resolve())
+    return top.name in WANDB and path.is_symlink() and inside
 
 
 # ---------------------------------------------------------------------- what was started here

@@ -376,9 +376,15 @@ def test_the_run_folder_itself_may_be_reached_through_a_link(train, copy, tmp_pa
 
 
 def test_links_of_weights_and_biases_stay_inside_its_folder(tmp_path):
-    (tmp_path / "wandb" / "run-1").mkdir(parents=True)
+    """Except the one to the log of its service: with it a tracked run can be played, resumed and loaded."""
+    (tmp_path / "wandb" / "run-1" / "logs").mkdir(parents=True)
     (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
+    (tmp_path / "wandb" / "run-1" / "logs" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core-debug-1.log")
     trust.refuse_links(tmp_path)
+    (tmp_path / "debug-core.log").symlink_to("away")
+    with pytest.raises(UsageError, match=r"debug-core\.log is a symbolic link"):
+        trust.refuse_links(tmp_path)
+    (tmp_path / "debug-core.log").unlink()
     (tmp_path / "wandb" / "debug.log").symlink_to("../away")
     with pytest.raises(UsageError, match=r"debug\.log is a symbolic link"):
         trust.refuse_links(tmp_path)
