@@ -155,8 +155,7 @@ def compare(
     comparison = Comparison(groups, envs, methods, first, opponents, metric, {}, notes)
     comparison.scale = {env: _scale(comparison, env) if normalise else (0.0, 1.0) for env in envs}
     if normalise and (unknown := [env for env in envs if reference(env) is None]):
-        what = f"No reference scores are known for {listed(unknown)}"
-        notes.append(f"{what}: there 0 and 1 are the worst and best run compared.")
+        notes.append(f"No reference scores for {listed(unknown)}: there 0 and 1 are the worst and best run compared.")
     return comparison
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import statistics as st
+from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.result import Result
 from solorl.terminal import duration
 
@@ -108,13 +109,14 @@ def lines_caption(comparison: cmp.Comparison) -> str:
 
 def total_caption(comparison: cmp.Comparison) -> str:
     """What the numbers of the second table are."""
-    zero_one = "0 is random play and 1 is solved" if any(scale != (0, 1) for scale in comparison.scale.values()) else ""
-    scale = f"Scores are normalised: {zero_one}. " if zero_one else "Scores are not normalised. "
+    scaled = any(scale != (0, 1) for scale in comparison.scale.values())
+    own = cmp.listed([env for env in comparison.shared if reference(env) is None])
+    zero_one = "0 is random play and 1 is solved" + f", on {own} the worst and the best run compared" * bool(own)
+    scale = f"Scores are normalised: {zero_one}. " if scaled else "Scores are not normalised. "
     few = any(len(comparison.groups[env, m]) < cmp.ENOUGH for env in comparison.shared for m in comparison.methods)
-    without = f", none with fewer than {cmp.ENOUGH} runs on one" if few else ""
     return (
         f"{scale}Over {len(comparison.shared)} environments, intervals from the bootstrap stratified by environment"
-        f"{without}. "
+        f"{f', none with fewer than {cmp.ENOUGH} runs on one' if few else ''}. "
         "The median is that of the environments' means; the optimality gap (less is better) is the mean distance to 1."
     )
 
@@ -231,8 +233,7 @@ def report(
     for name, caption, content in tables(comparison):
         parts += [f"## {name}\n", f"{caption}\n", table(*content, left=2 if name == "Results" else 1)]
     if pictures:
-        caption = f"{lines_caption(comparison)} {CURVE_CAPTION}"
-        parts += ["## Curves\n", f"{caption} The page report.html has them interactive.\n"]
+        parts += ["## Curves\n", f"{lines_caption(comparison)} {CURVE_CAPTION} In report.html they are interactive.\n"]
         parts += [f"![{Path(name).stem.replace('_', ', by ', 1).replace('_', ' ')}]({name})\n" for name in pictures]
     if notes := [*notes_on(comparison), *problems]:
         parts += ["## Notes\n", "".join(f"- {markdown(note)}\n" for note in notes)]

@@ -13,7 +13,7 @@ from conftest import refused
 
 from solorl import cli, scripts
 from solorl.errors import UsageError
-from solorl.lab.results import comparison, figures, run_folder
+from solorl.lab.results import comparison, figures, paper, run_folder
 from solorl.lab.results import curves as cv
 from solorl.lab.results import page as report_page
 from solorl.lab.results import result as results
@@ -244,6 +244,14 @@ def test_totals_of_too_few_runs_have_neither_interval_nor_band():
         assert (curves["old"].band == curves["old"].y[:, None]).all() and curves["old"].kind == ""
         assert curves["new"].kind == "interval"
     assert "fewer than" not in report_text.total_caption(comparison.compare(made()))
+
+
+def test_a_caption_says_where_the_scale_is_that_of_the_runs():
+    """It stands in tables.tex, too, which has no notes: no reference is claimed for an environment that has none."""
+    odd = made({("Odd-v0", "old"): [1, 2, 3, 4], ("Odd-v0", "new"): [3, 4, 5, 6]})
+    assert "Odd-v0 the worst and the best run" in paper.tables(comparison.compare([*made(), *odd]))
+    assert "the worst" not in paper.tables(comparison.compare(made()))
+    assert "the worst" not in paper.tables(comparison.compare([*made(), *odd], normalise=False))
 
 
 def test_the_report_gives_the_address_of_its_page(solo, folder, tmp_path, monkeypatch):
