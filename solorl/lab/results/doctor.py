@@ -73,10 +73,19 @@ def diverged(t: Training) -> str:
     return t.status if t.status.startswith("diverged") else ""
 
 
-def no_update(t: Training) -> str:
-    """No gradient step was made.
+def broke_off(t: Training) -> str:
+    """The training broke off, or its rows are gone.
 
-    No loss was logged before the end.
+    Try: the last lines that it has printed; --resume continues it from its newest checkpoint
+    Source: the run itself
+    """
+    broken = t.status == "failed" or (t.copy and t.status == "finished" and not t.curves)
+    return f"its status is {t.status}, its last row at step {number(t.steps)} of {number(t.total)}" if broken else ""
+
+
+def no_update(t: Training) -> str:
+    """No gradient step was made: no loss was logged before the end.
+
     Try: a smaller --learning-starts, or a longer training
     Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     """
@@ -112,8 +121,7 @@ def _code(path: Path) -> list[str]:
 
 def _original(copy: Path) -> Path | None:
     """The algorithm that a script comes from: that of its name, else the nearest one that its header names."""
-    known = script_paths()
-    return next((known[name] for name in (copy.stem, *origins(copy)) if name in known), None)
+    return next(filter(None, map(script_paths().get, (copy.stem, *origins(copy)))), None)
 
 
 def far_from_default(t: Training) -> str:
@@ -128,8 +136,8 @@ def far_from_default(t: Training) -> str:
         value, default = real(t.args.get(name)), real(node.value and _constant(node.value))
         if name in FREE or value is None or default is None or value == default:
             continue
-        near_1 = "gamma" in name or "lambda" in name  # what counts is the distance to 1
-        a, b = (abs(1 - x) if near_1 else abs(x) for x in (value, default))
+        # of a discount the distance to 1 counts
+        a, b = (abs(1 - x) if "gamma" in name or "lambda" in name else abs(x) for x in (value, default))
         far = FAR_COUNT if isinstance(default, int) else FAR
         if b and not (a and 1 / far < a / b < far):
             found.append(f"--{name.replace('_', '-')} is {value:g}, the default {default:g}")
@@ -139,7 +147,6 @@ def far_from_default(t: Training) -> str:
 def _constant(node: ast.expr) -> Any:
     with contextlib.suppress(ValueError):
         return ast.literal_eval(node)
-    return None
 
 
 def rate_at_zero(t: Training) -> str:
@@ -245,7 +252,6 @@ def _rates(t: Training) -> Array:
 def high_values(t: Training) -> str:
     """Q values diverge: they are above the largest possible return.
 
-    Q values above what any policy can get.
     Try: a smaller learning rate, two critics (td3, double_dqn), target networks that move more slowly
     Source: van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648
     """
@@ -389,16 +395,16 @@ def told_by(rule: Callable[[Training], str]) -> tuple[str, str, str]:
 
 
 CAUSES_FIRST = (
-    diverged, no_update, changed_script, far_from_default, large_rewards, high_values, low_values, rate_at_zero,
-    large_steps, no_steps, collapsed, stays_random, worthless_values, growing_loss, small_buffer, keeps_exploring,
-    temperature, worse_evaluation, fell, never_left,
+    diverged, broke_off, no_update, changed_script, far_from_default, large_rewards, high_values, low_values,
+    rate_at_zero, large_steps, no_steps, collapsed, stays_random, worthless_values, growing_loss, small_buffer,
+    keeps_exploring, temperature, worse_evaluation, fell, never_left,
 )  # fmt: skip
 RULES = tuple((rule, *told_by(rule)) for rule in CAUSES_FIRST)
 
 
 def examine(training: Training) -> list[Finding]:
-    """What looks wrong, causes before effects; nothing in a training that has solved its task."""
-    if training.is_solved and not training.status.startswith("diverged"):
+    """What looks wrong, causes before effects; nothing in a training that has solved its task and did not break off."""
+    if training.is_solved and not training.status.startswith(("diverged", "failed")):
         return []
     return [Finding(what, seen, remedy, by) for rule, what, remedy, by in RULES if (seen := rule(training))]
 

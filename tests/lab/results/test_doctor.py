@@ -64,6 +64,7 @@ def test_a_healthy_training_has_nothing(tmp_path):
 
 FAULTS = {
     "diverged": dict(status="diverged: losses/value_loss is nan at step 900"),
+    "broke_off": dict(status="failed"),
     "rate_at_zero": dict(charts__learning_rate=np.r_[np.linspace(1e-3, 0, 40), np.zeros(60)]),
     "large_steps": dict(losses__approx_kl=np.r_[full(0.01)[:80], full(0.5)[:20]]),
     "no_steps": dict(losses__approx_kl=full(1e-9)),
@@ -309,6 +310,11 @@ def test_a_damaged_run_is_examined_and_not_drawn(solo, tmp_path):
     assert len(run.curves["losses/approx_kl"][0]) == 50 and run.status == ""
     assert solo("doctor", folder)[0] == 0
     refused(solo("plot", folder, "--out", tmp_path / "curve.png"), "nothing to draw", "cannot be read")
+
+
+def test_a_run_without_rows_that_says_it_finished_has_lost_them(tmp_path):
+    assert rules_of(of_run(a_run(tmp_path / "lost", []))) == ["broke_off"]
+    assert rules_of(of_run(a_run(tmp_path / "begins", [], "running"))) == []  # its first row is still to come
 
 
 def test_seeds_share_a_method(tmp_path):
