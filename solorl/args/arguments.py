@@ -119,7 +119,7 @@ def _refuse_elsewhere(saved: RunArgs, config: Path, given: Collection[str]) -> l
     out = [name for name in ELSEWHERE if getattr(saved, name) != getattr(RunArgs, name) and not was_started(config)]
     named = [f"--{name.replace('_', '-')} {getattr(saved, name)}" for name in out if name not in {*given, "runs_dir"}]
     vars(saved).update({name: getattr(RunArgs, name) for name in out})
-    return named
+    return [flag.removesuffix(" True") for flag in named]  # a switch takes no value
 
 
 def script_path() -> Path:
