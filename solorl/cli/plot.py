@@ -12,7 +12,7 @@ from solorl.files import shown
 def main(argv: Sequence[str]) -> int:
     """Draw trainings; UsageError where there is nothing to draw."""
     p = Parser("plot", "Draw trainings: returns and the length of episodes above, what the critic learns below.")
-    p.add_argument("paths", metavar="PATH", nargs="+", type=Path, help=PATHS_HELP.partition("\n")[0])
+    p.add_argument("paths", metavar="PATH", nargs="+", type=Path, help=PATHS_HELP.partition(";")[0])
     p.add_argument("--out", metavar="FILE", type=Path, default=Path("curve.png"), help="PNG or SVG (curve.png)")
     args = p.parse(argv)
     refuse(args.out.suffix not in (".png", ".svg"), f"solo plot: --out must end in .png or .svg, not {args.out}")
