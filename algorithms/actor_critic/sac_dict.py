@@ -393,5 +393,5 @@ if __name__ == "__main__":
         run.save(global_step)
 
     envs.close()
-    # a last evaluation; `solo play` takes these policies, greedy and drawn at random
-    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))
+    # a last evaluation; `solo play` takes these policies, greedy and drawn at random; `name` is that of any entry
+    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs[name]), action_dim)))

@@ -345,4 +345,4 @@ if __name__ == "__main__":
 
     envs.close()
     # a last evaluation; `solo play` takes these policies, greedy and drawn at random
-    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(obs), action_dim)))
+    run.close(actor.act, make_env, sample=lambda obs: actor.act(obs, torch.randn(len(joined(obs)), action_dim)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
 
-import solorl.games  # noqa: F401
+import solorl.games
 from solorl.compute.speed import GradientStep
 
 DQN, SAC = definitions("dqn_her"), definitions("sac_her")
@@ -221,6 +221,15 @@ def test_the_policy_sees_observation_and_goal(name, train):
     other = dict(reversed((obs | {"achieved_goal": 0 * obs["achieved_goal"]}).items()))
     assert (policy.act(other) == action).all()
     assert (policy.act(obs | {"desired_goal": 5 + obs["desired_goal"]}) != action).any()
+
+
+@pytest.mark.parametrize("name", ["sac_her", "sac_dict"])
+def test_as_many_actions_are_drawn_as_there_are_observations(name, train):
+    """A batch of observations is a dict of three arrays, not of three rows."""
+    policy = solorl.load(train(name, "--env-id", ENVS["sac_her"], *SMALL["sac_her"])["run"].dir)
+    obs = {key: np.zeros((5, *space.shape)) for key, space in policy.make_env().observation_space.items()}
+    action = policy.sample(obs)
+    assert action.shape == (5, 1) and len({*action[:, 0].tolist()}) == 5
 
 
 @EITHER
