@@ -108,8 +108,7 @@ class Progress:
         if renews(sys.stdout):
             width = len(f"{total:,}")
             facts = [f"step {step:>{width},}", f"return {recent:>6}", f"evaluation {score:>6}", left, rate + together]
-            line = live_line(share, facts, shutil.get_terminal_size().columns, sys.stdout)
-            say(line, sys.stdout, end="")
+            say(live_line(share, facts, shutil.get_terminal_size().columns, sys.stdout), sys.stdout, end="")
             return
         head = f"step {step:>10,} {100 * share:3.0f} %  return {recent:>8}  evaluation {score:>8}"
         say(f"{head}  {rate:>17}{together}  {left}", sys.stdout)

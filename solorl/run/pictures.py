@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from solorl.errors import refuse
 from solorl.files import write_atomically
 from solorl.machine import no_display
 from solorl.run.evaluation import EPISODES, SCORE, Policy, open_game, play_episodes
@@ -16,11 +17,13 @@ from solorl.runfolder import read_rows
 from solorl.terminal import warn
 
 NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "
+NOT_DRAWN = ("unsupported render mode", "keyword argument 'render_mode'", "no render_modes", "NotImplementedError")
 DRAWN = ("global_step", "charts/episodic_return", SCORE, "eval/episodic_return_std", EPISODES)
 
 
 def enlarged(frame: Any) -> np.ndarray:
     """An image (height, width, 3), three times as large where its shorter side is below 200 pixels, as Atari's."""
+    refuse(frame is None, "unsupported render mode")
     frame = np.asarray(frame)
     return frame.repeat(3, axis=0).repeat(3, axis=1) if min(frame.shape[:2]) < 200 else frame
 
@@ -56,7 +59,7 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
         frames = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
         drawing = any(name.startswith(("gymnasium.envs.mujoco.mujoco_r", "mujoco.", "OpenGL")) for name in frames)
         what = f"{NO_EGL * (drawing and no_display())}{type(error).__name__}: {error}"
-        warn(f"no video: {'the environment draws no pictures' if 'unsupported render mode' in what else what}")
+        warn(f"no video: {'the environment draws no pictures' if any(x in what for x in NOT_DRAWN) else what}")
         return None
     return path
 
@@ -76,8 +79,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
             rows.append([float(row.get(name, "nan")) for name in DRAWN])
     step, episode, score, std, count = np.array(rows, float).reshape(-1, len(DRAWN)).T
     train, test = np.isfinite(step + episode), np.isfinite(step + score)
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.subplots()
+    axes: Any = Figure(figsize=(7, 4), dpi=120, layout="constrained").subplots()
     if train.any():
         window = max(1, min(100, train.sum() // 10))
         mean = np.convolve(episode[train], np.ones(window) / window, "valid")
@@ -88,8 +90,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
         error = np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5  # the band is within the episodes' returns
         low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
         axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
-        label = "greedy evaluation, standard error"
-        axes.plot(step[test], score[test], "o-", color="#1f6feb", markersize=3, label=label)
+        axes.plot(step[test], score[test], "o-", color="#1f6feb", ms=3, label="greedy evaluation, standard error")
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
     axes.set_xlim(0, 1.05 * max([1, *step[train | test]]))  # also around a single point
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -98,5 +99,5 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
     if (train | test).any():
         axes.legend(frameon=False)
     data = BytesIO()
-    FigureCanvasAgg(figure).print_png(data)
+    FigureCanvasAgg(axes.figure).print_png(data)
     write_atomically(picture, data.getvalue())

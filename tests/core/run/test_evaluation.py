@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import gymnasium as gym
 import imageio.v3 as iio
@@ -11,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from solorl.run.evaluation import Evaluator, play_episodes
 from solorl.run.meter import Diverged
-from solorl.run.pictures import draw_learning_curve, film
+from solorl.run.pictures import draw_learning_curve, film, film_to
 
 
 class Recall(gym.Env):
@@ -73,6 +74,32 @@ def test_small_films_are_enlarged_three_times(tmp_path, size, wanted):
     env.render = lambda: np.zeros((*size, 3), np.uint8)
     film(env, remember, 5, tmp_path / "film.mp4")
     assert iio.imread(tmp_path / "film.mp4", index=0).shape == (*wanted, 3)
+
+
+class Silent(Recall):
+    """Its `render` gives no picture."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self):
+        return None
+
+
+class Undrawn(Silent):
+    """It has no `render`."""
+
+    render = gym.Env.render
+
+
+@pytest.mark.parametrize("kind", [Silent, Undrawn, Recall])  # the last takes no `render_mode`
+def test_an_environment_that_draws_nothing_is_said_to(kind, tmp_path, capsys):
+    with mock.patch.dict(gym.registry):
+        gym.register("Undrawn-v0", kind, max_episode_steps=3, disable_env_checker=True)
+        assert film_to(tmp_path, "a.mp4", 1, lambda obs: np.zeros((len(obs), 1)), gym.make, "Undrawn-v0") is None
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "no video" in said and "draws no pictures" in said
 
 
 # ---------------------------------------------------------------------- the picture
