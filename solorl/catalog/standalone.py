@@ -53,8 +53,7 @@ def library_import(path: Path) -> ast.ImportFrom:
 def extras() -> dict[str, list[str]]:
     """What each extra of SoloRL installs."""
     if in_checkout():
-        project = tomllib.loads(read_source(PACKAGE.parent / "pyproject.toml"))["project"]
-        return project["optional-dependencies"]
+        return tomllib.loads(read_source(PACKAGE.parent / "pyproject.toml"))["project"]["optional-dependencies"]
     found: dict[str, list[str]] = {}
     for line in metadata.requires("solorl") or []:
         if match := re.search(r"""^(.*?)\s*;\s*extra == ['"](.+)['"]""", line):

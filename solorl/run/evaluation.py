@@ -153,7 +153,7 @@ class Evaluator:
     """Plays greedy policies on `--eval-episodes` environments with seeds of their own."""
 
     def __init__(self, args: Any):
-        self.args = args
+        self.args, self._env_id = args, getattr(args, "env_id", "")
         self.best = -math.inf  # mean return
         self.last = (-1, 0.0, 0.0)  # step (-1: none yet), mean return and its standard deviation
         self.episodes = args.eval_episodes  # of the last one
@@ -230,11 +230,12 @@ class Evaluator:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        last = {"last_eval": list(self.last), "last_eval_episodes": self.episodes}
+        last = {"last_eval": list(self.last), "last_eval_episodes": self.episodes, "env_id": self._env_id}
         return last | {"best": self.best, "confirmed": self._confirmed}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Continue from these counters."""
-        self.best, self.last, self.episodes = saved["best"], tuple(saved["last_eval"]), saved["last_eval_episodes"]
+        """Continue from these counters; what was scored in another environment says nothing of this one."""
+        if saved.get("env_id", self._env_id) == self._env_id:  # an older checkpoint does not say which it was
+            self.best, self.last, self.episodes = saved["best"], tuple(saved["last_eval"]), saved["last_eval_episodes"]
         # an older checkpoint does not count episodes
         self._confirmed = saved.get("confirmed", saved.get("confirmations", 0) * self.args.eval_episodes)

@@ -401,8 +401,8 @@ class Run:
             self.say(f"resumed at step {self.step:,} (iteration {start})")
         elif self.args.resume:
             self.say(f"no checkpoint in {near(self.dir)} yet: starting from the beginning")
-            if (self.dir / MODEL).exists():
-                (self.dir / MODEL).replace(self.dir / "model_before.safetensors")
+        if self.args.resume and self.evaluator.score is None and (self.dir / MODEL).exists():
+            (self.dir / MODEL).replace(self.dir / "model_before.safetensors")  # of another training or environment
 
     @in_one_sentence()
     def next_loop(self, start: int, num_iterations: int, last: bool) -> range:

@@ -56,6 +56,20 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     assert json.loads((run_dir / "config.json").read_text()) == config
 
 
+def test_the_best_model_is_that_of_the_environment_that_is_trained_on(train):
+    """Each score in the second environment is lower than all in the first, whose best model is kept."""
+    flags = "--num-envs 2 --num-steps 32 --total-timesteps 128 --eval-every 64 --eval-episodes 2".split()
+    run_dir = train("ppo", *flags)["run"].dir
+    best = (run_dir / "model.safetensors").read_bytes()
+    more = ["--env-id", "probes:ShortCartPole-v0", "--total-timesteps", 256, "--resume-changed"]
+    train("ppo", "--resume", run_dir, *more)
+    with safe_open(run_dir / "model.safetensors", "np") as file:
+        about = file.metadata()
+    scores = {row["global_step"]: row["eval/episodic_return"] for row in rows(run_dir, "eval/episodic_return")}
+    assert max(scores[192], scores[256]) == scores[int(about["step"])] == float(about["eval/episodic_return"])
+    assert (run_dir / "model_before.safetensors").read_bytes() == best
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "optimizers"),
     [
