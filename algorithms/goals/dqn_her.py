@@ -65,10 +65,13 @@ def make_env(env_id, **kwargs):
 
 
 def has_goals(env):
-    """Whether the observations have the entries of a task with goals, and rewards can be computed from them."""
+    """Whether the observations have the entries of a task with goals, and compute_reward takes batches of them."""
     spaces = [env.observation_space.spaces.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
-    vectors = all(isinstance(space, gym.spaces.Box) and len(space.shape) == 1 for space in spaces)
-    return vectors and env.has_wrapper_attr("compute_reward")
+    batch = [np.ones((3, *x.shape), x.dtype) for x in spaces if isinstance(x, gym.spaces.Box) and len(x.shape) == 1]
+    try:
+        return len(batch) == 3 and np.shape(env.get_wrapper_attr("compute_reward")(*batch[1:], {})) == (3,)
+    except Exception:  # there is none, or its code expects one goal, or something in `info`
+        return False
 
 
 def never_ends(achieved_goal, desired_goal, info):  # two (batch, goal_dim) -> (batch,)
@@ -182,8 +185,8 @@ if __name__ == "__main__":
     run.require_spaces(envs, obs="dict", action="discrete")
     spaces, num_actions = envs.single_observation_space.spaces, int(envs.single_action_space.n)
     goal_env = make_env(args.env_id)
-    sentence = f"{args.env_id} must have compute_reward and vectors observation, achieved_goal and desired_goal"
-    run.require(has_goals(goal_env), sentence)
+    sentence = f"{args.env_id} must have vectors observation, achieved_goal, desired_goal"
+    run.require(has_goals(goal_env), f"{sentence}, and compute_reward of batches of goals, without info")
     compute_reward, ends = goal_env.get_wrapper_attr("compute_reward"), goal_env.has_wrapper_attr("compute_terminated")
     compute_terminated = goal_env.get_wrapper_attr("compute_terminated") if ends else never_ends
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs

@@ -44,11 +44,31 @@ class Walks(gym.Env):
         return -np.abs(achieved_goal - desired_goal).sum(-1)
 
 
+class ByOne(Walks):
+    """Its rewards are those of one goal, not of a batch: a single number for all."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -np.linalg.norm(achieved_goal - desired_goal)
+
+
+class WithInfo(Walks):
+    """Its rewards need more than goals."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return super().compute_reward(achieved_goal, desired_goal, info) * info["weight"]
+
+    def step(self, action):
+        self.time += 1
+        return self.obs(), 0.0, False, self.time == 3, {"weight": 1.0}
+
+
 class Hidden(gym.Wrapper):
     """No function of rewards."""
 
-    def has_wrapper_attr(self, name):
-        return name != "compute_reward" and super().has_wrapper_attr(name)
+    def get_wrapper_attr(self, name):
+        if name == "compute_reward":
+            raise AttributeError(name)
+        return super().get_wrapper_attr(name)
 
 
 gym.register("WithoutRewards-v0", lambda: Hidden(Walks()), disable_env_checker=True)
@@ -57,4 +77,7 @@ for name, kwargs in {
     "WrongContinuous": {"wrong": 1.0, "continuous": True}, "NoGoals": {"entries": ("observation", "achieved_goal")},
 }.items():  # fmt: skip
     gym.register(f"{name}-v0", Walks, kwargs=kwargs, disable_env_checker=True)
+for kind in (ByOne, WithInfo):
+    gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
+    gym.register(f"{kind.__name__}Continuous-v0", kind, kwargs={"continuous": True}, disable_env_checker=True)
 gym.register("BitFlip5-v0", BitFlip, kwargs={"bits": 5})
