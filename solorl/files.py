@@ -82,8 +82,7 @@ def remove_old(folder: Path, pattern: str) -> None:
     """Delete what killed processes have left below a folder: what has such a name, and has not changed for a day."""
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):  # it goes, or is somebody else's
-            newest = max(each.lstat().st_mtime for each in [path, *path.rglob("*")])
-            if time.time() - newest > DAY:
+            if time.time() - max(each.lstat().st_mtime for each in [path, *path.rglob("*")]) > DAY:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 

@@ -220,7 +220,7 @@ def play_script(
 def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:
     """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through. Without
     `neighbours` it does not find the modules in its folder. UsageError if it imports a module that is missing and that
-    one of our extras brings."""
+    one of our extras brings, and without `neighbours` any that is missing."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [str(path), *flags]
     if neighbours:
@@ -228,7 +228,8 @@ def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> Non
     try:
         runpy.run_path(str(path), run_name="__main__")
     except ModuleNotFoundError as error:
-        if sentence := missing_extra(path.name, error):
+        alone = f"{path} needs {error.name}, which is not installed; a copy finds no modules next to it: set PYTHONPATH"
+        if sentence := missing_extra(path.name, error) or (not neighbours and alone):
             raise UsageError(sentence) from error
         raise
     finally:

@@ -387,6 +387,9 @@ def test_play_executes_a_script_only_where_it_is_trusted(solo, shown, tmp_path):
         mine.write_text(change)
         refused(solo("play", folder), f"{folder / 'mine.py'} is neither an algorithm of", "--trust-script")
     assert shown(folder, "--trust-script") == [str(folder / "mine.py"), os.__file__.replace("os.py", "colorsys.py")]
+    (place / "neighbour_of_mine.py").write_text("")
+    (folder / "mine.py").write_text("import neighbour_of_mine\n")
+    refused(solo("play", folder, "--trust-script"), "neighbour_of_mine", "PYTHONPATH")
     mine.unlink()
     refused(solo("play", folder), "--trust-script")
     assert not (folder / "executed").exists()
