@@ -101,7 +101,7 @@ FLAGS = {
     "inter_ac": "--env-id Pendulum-v1 --total-timesteps 400 --learning-starts 300",
     "td7": "--env-id Pendulum-v1 --total-timesteps 420 --learning-starts 380",
     "sac_dict": "--total-timesteps 320 --learning-starts 300 --batch-size 32",
-    "dqn_her": "--total-timesteps 1500 --learning-starts 500",
+    "dqn_her": "--total-timesteps 1500 --learning-starts 580",
     "sac_her": "--total-timesteps 500 --learning-starts 300",
     "drq_v2": "--total-timesteps 400 --learning-starts 200 --batch-size 8 --hidden-dim 32",
     "sac_lstm": "--total-timesteps 800 --learning-starts 400",
