@@ -57,18 +57,18 @@ class Matches(gym.vector.VectorEnv):
             raise ValueError(f"one of the moves {actions} is not allowed")
         self.position = self.game.play(self.position, np.asarray(actions))[:, ::-1]
         won = self.game.has_row(self.position[:, 0])
-        self._answer(~won & ~self.game.over(self.position))
-        lost, over = self.game.lost(self.position), won | self.game.over(self.position)
+        done = won | self.game.over(self.position)  # by the agent's move, so that the opponent is to move
+        self._answer(~done)
+        lost, over = self.game.lost(self.position), done | self.game.over(self.position)
         obs, infos = self.game.observation(self.position), self._infos()
-        reward, self.shown = np.where(over, 0.5 + 0.5 * won - 0.5 * lost, 0.0), self.position.copy()
+        reward, self.shown = over * (1 + won - lost) / 2, np.where(done[:, None], self.position[:, ::-1], self.position)
         if over.any():
             ends = {"final_obs": obs, "_final_obs": over, "final_info": infos}
             self.position[over] = 0
-            if self.opponent == "human":  # who is not asked for a move until the next reset
+            if self.opponent == "human":
                 said = {1.0: "you lose", 0.5: "a draw", 0.0: "you win"}[reward[0]]
                 print(self.game.text(self.shown[0]), said, "", sep="\n")
-            else:
-                self._answer(over & self.second)
+            self._answer(over & self.second & (self.opponent != "human"))  # who is asked after the next reset
             obs, infos = self.game.observation(self.position), self._infos() | ends
         return obs, reward, over, np.zeros(self.num_envs, bool), infos
 
