@@ -297,11 +297,11 @@ def test_what_is_logged_is_documented(train):
     assert patterns <= logged and logged - patterns == documented_keys("alphazero")
 
 
-def test_a_board_of_ones_own_is_a_line_in_a_module(train):
-    v = train(
-        "alphazero", *TINY, "--env-id", "own_board:ThreeInARow-v0", "--total-timesteps", "64", "--opponents", "perfect"
-    )
-    assert v["game"].max_moves == 12 and v["replay"].inserted > 0
+@pytest.mark.parametrize(("name", "cells"), [("ThreeInARow", 12), ("NoDiagonals", 9)])
+def test_a_board_of_ones_own_is_a_line_in_a_module(train, name, cells):
+    env = ("--env-id", f"own_board:{name}-v0", "--opponents", "perfect")
+    v = train("alphazero", *TINY, *env, "--total-timesteps", "64")
+    assert v["game"].max_moves == cells and v["replay"].inserted > 0
 
 
 def test_the_tree_on_the_page_is_that_of_the_file():

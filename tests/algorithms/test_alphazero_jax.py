@@ -272,6 +272,8 @@ def test_it_logs_what_is_documented_and_plays_on_a_board_of_ones_own(train, solo
     ("flags", "words"),
     [
         (("--env-id", "CartPole-v1"), "is not a board"),
+        (("--env-id", "own_board:NoDiagonals-v0"), "rules of its own"),
+        (("--env-id", "own_board:ThreeInARow-v0", "--num-minibatches", "7"), "--num-minibatches"),  # the board is taken
         (("--opponents", "one-ply,nobody"), "there is no opponent nobody"),
         (("--dirichlet-alpha", "0"), "--dirichlet-alpha"),
         (("--pb-c-base", "0"), "--pb-c-base"),

@@ -386,6 +386,8 @@ def test_it_logs_what_is_documented(train):
     ("flags", "words"),
     [
         (("--env-id", "Pendulum-v1"), "has continuous actions"),
+        (("--env-id", "own_board:NoDiagonals-v0", "--opponents", "one-ply"), "rules of its own"),
+        (("--env-id", "own_board:ThreeInARow-v0", "--opponents", "one-ply"), "--num-steps must be at least 18"),
         (("--env-id", "games/TicTacToe-v0", "--opponents", "nobody"), "there is no opponent nobody"),
         (("--num-steps", "15"), "--num-steps must be at least 16"),
         ((*BOARD, "--num-steps", "14"), "--num-steps must be at least 15"),
