@@ -1,10 +1,12 @@
 """Text: a question, and a program that judges the answer. For tiny language models."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from solorl.errors import UsageError
 
 
 class TextTask(gym.Env[np.ndarray, np.ndarray]):
@@ -20,9 +22,8 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
 
     def __init__(self, prompt_length: int, answer_length: int, render_mode: str | None = None):
         self.prompt_length, self.answer_length, self.render_mode = prompt_length, answer_length, render_mode
-        size = len(self.vocabulary)
-        self.observation_space = gym.spaces.Box(0, size - 1, (prompt_length,), np.int64)
-        self.action_space = gym.spaces.MultiDiscrete([size] * answer_length)
+        self.observation_space = gym.spaces.Box(0, len(self.vocabulary) - 1, (prompt_length,), np.int64)
+        self.action_space = gym.spaces.MultiDiscrete([len(self.vocabulary)] * answer_length)
         self.shown = ""
 
     # ------------------------------------------------------------------ what a task is
@@ -43,7 +44,7 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
         """Prompts (count, prompt_length) of new questions, and right answers (count, answer_length)."""
         rng = np.random.default_rng(seed)
         questions = [self.question(rng) for _ in range(count)]
-        return self._prompts(questions), self._answers(map(self.answer, questions))
+        return self._prompts(questions), self._tokens(map(self.answer, questions), self.answer_length, str.ljust)
 
     def rewards(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """What answers (n, answer_length) to prompts (n, prompt_length) are worth: (n,)."""
@@ -59,13 +60,14 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
         return [text.partition(self.vocabulary[0])[0] for text in self._texts(answers)]
 
     def _prompts(self, questions: Iterable[str]) -> np.ndarray:
-        return self._tokens(f"{one}=".rjust(self.prompt_length, self.vocabulary[0]) for one in questions)
+        return self._tokens((f"{one}=" for one in questions), self.prompt_length, str.rjust)
 
-    def _answers(self, texts: Iterable[str]) -> np.ndarray:
-        return self._tokens(one.ljust(self.answer_length, self.vocabulary[0]) for one in texts)
-
-    def _tokens(self, texts: Iterable[str]) -> np.ndarray:
-        return np.array([[self.vocabulary.index(character) for character in text] for text in texts])
+    def _tokens(self, texts: Iterable[str], length: int, filled: Callable[[str, int, str], str]) -> np.ndarray:
+        """Texts that are filled up to `length`; UsageError where one is too long or has characters of no token."""
+        texts, known = list(texts), self.vocabulary[1:]
+        if wrong := [text for text in texts if len(text) > length or set(text) - set(known)]:
+            raise UsageError(f"{type(self).__name__}: {wrong[0]!r} must be at most {length} of the characters {known}")
+        return np.array([[*map(self.vocabulary.index, filled(text, length, self.vocabulary[0]))] for text in texts])
 
     def _texts(self, tokens: np.ndarray) -> list[str]:
         return ["".join(row) for row in np.array([*self.vocabulary])[tokens]]
@@ -82,7 +84,7 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
         """See `gymnasium.Env.step`."""
         reply, right = self.replies(np.asarray(action)[None])[0], self.answer(self.asked)
         reward = self.judge(self.asked, reply)
-        self.shown += f"{reply}  {'right' if reply == right else f'reward {reward:g}, right is {right}'}"
+        self.shown += f"{reply}  {'right' if reply == right else f'reward {reward or 0:g}, right is {right}'}"
         return self._prompts([self.asked])[0], reward, True, False, {}
 
     def render(self) -> str:
@@ -131,5 +133,4 @@ class Sum(TextTask):
 
 for _name, _class in (("reverse", Reverse), ("sort", Sort), ("sum", Sum)):
     for _digits in range(1, 13 if _class is not Sum else 7):
-        _entry = f"solorl.games.text:{_class.__name__}"
-        gym.register(f"text/{_name}-{_digits}", _entry, kwargs={"digits": _digits})
+        gym.register(f"text/{_name}-{_digits}", f"{__name__}:{_class.__name__}", kwargs={"digits": _digits})

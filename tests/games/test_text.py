@@ -103,9 +103,28 @@ def test_a_task_of_ones_own():
     task = Half()
     prompts = task._prompts(["42", "142"])
     assert [read(prompt) for prompt in prompts] == [".42=", "142="] and task.questions(prompts) == ["42", "142"]
-    answers = task._answers(["40+2", "99+42"])
+    answers = task._tokens(["40+2", "99+42"], task.answer_length, str.ljust)
     assert task.rewards(prompts, answers).tolist() == [1.0, 0.5]
     assert task.rewards(prompts, answers[:, ::-1].copy()).tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("wrong", ["12345", "7x", "7.7"], ids=["too-long", "no-token", "the-end-token"])
+@pytest.mark.parametrize("part", ["question", "answer"])
+def test_a_text_that_has_no_tokens_is_one_sentence(monkeypatch, part, wrong):
+    monkeypatch.setattr(Half, part, lambda *_: wrong + "1" * (part == "answer") * 3)
+    with pytest.raises(UsageError, match=f"Half: '{wrong[:2]}.* must be at most {4 if part == 'question' else 6}"):
+        Half().examples(3, seed=1)
+
+
+def test_a_judge_that_returns_nothing_is_said(solo, monkeypatch, tmp_path):
+    """By the trial before the training, in one sentence."""
+    lines = "    def question(self, rng): return '12'\n    def answer(self, question): return '21'\n"
+    module = "import gymnasium as gym\nfrom solorl.games.text import TextTask\nclass Silent(TextTask):\n" + lines
+    module += "    def judge(self, question, answer): pass\n"
+    end = "gym.register('Silent-v0', Silent, kwargs={'prompt_length': 3, 'answer_length': 3})\n"
+    (tmp_path / "silent_judge.py").write_text(module + end)
+    monkeypatch.chdir(tmp_path)
+    refused(solo("train", "grpo", "--env-id", "silent_judge:Silent-v0"), "reward must be one number")
 
 
 @pytest.mark.parametrize(
