@@ -123,6 +123,8 @@ class Guest(Masked):
         try:
             return call(*inputs, **named)
         except SystemExit as end:
+            if hasattr(end, "__notes__"):  # `quit_with` has said why
+                raise
             self.fault(f"{getattr(call, '__name__', 'its code')} ends the program by sys.exit({end.code!r})")
         except UsageError as error:
             self.fault(str(error))

@@ -161,8 +161,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
                     what = f"{self.agents[0]} has {kind} {one}, {name} has {two}"
                     quit_with(f"{self.name}: {what}; {EQUAL}{PADDING if _can_pad(one, two) else ''}")
         if not isinstance(obs[0], gym.spaces.Box):
-            allowed = "Box, and Dict of observation and action_mask"
-            quit_with(f"{self.name} has observations {obs[0]}; allowed are {allowed}")
+            quit_with(f"{self.name} has observations {obs[0]}; allowed are Box, and Dict of observation, action_mask")
         if not isinstance(actions[0], gym.spaces.Discrete | gym.spaces.Box):
             quit_with(f"{self.name} has actions {actions[0]}; allowed are Discrete and Box")
         return obs, actions
@@ -281,9 +280,8 @@ def open_game(env_id: str, teams: Any = None, pad: bool = False, **kwargs: Any) 
             game = pettingzoo.make("parallel", re.sub(r"_v(\d+)$", r"-v\1", env_id), **kwargs)
             game = game.unwrapped if family == "atari" else game  # the conversions around it take much time
     except (ImportError, FailedToImport) as error:
-        missing = error.__cause__ if isinstance(error, FailedToImport) else error
+        what = getattr(error.__cause__ if isinstance(error, FailedToImport) else error, "name", None) or "a package"
         package = {"mpe": "mpe2", "atari": "'solorl[pettingzoo]'"}.get(family, f"'pettingzoo[{family}]'")
-        what = getattr(missing, "name", None) or "a package"
         quit_with(f"{env_id} needs {what}, which is not installed: pip install {package}")
     return Game(game, teams, own_state=env_id not in STATELESS, pad=pad)
 

@@ -325,6 +325,12 @@ def test_another_kind_of_environment_is_refused(env_id, words, train):
     assert train.out.startswith(f"error: {env_id} {words}") and train.out.count("\n") == 1, train.out
 
 
+def test_unequal_spaces_of_agents_are_refused_in_one_sentence(train):
+    """Which is that of the game, and does not call it a call of sys.exit()."""
+    train("ippo", "--env-id", "targets:Targets-v0", "--num-envs", "1", code=2)
+    assert "all agents must have equal spaces" in train.out and train.out.count("\n") == 1, train.out
+
+
 # ---------------------------------------------------------------------- learning
 @pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "least"), [("team/two_step", 7), ("team/climbing", 125)])
