@@ -336,8 +336,8 @@ if __name__ == "__main__":
     args = parse(Args)
     run = Runs(args)
     names = args.opponents.split(",")
-    matches = [gym.make(args.env_id, opponent=name).unwrapped for name in names]  # refuses unknown opponents
-    run.require(type(matches[0].game).__name__ == "Board", f"{args.env_id} has rules of its own: use alphazero.py")
+    rules, *_ = [gym.make(args.env_id, opponent=name).spec.kwargs["rules"] for name in names]  # refuses unknown ones
+    run.require(isinstance(rules, tuple | list), f"{args.env_id} has rules of its own: use alphazero.py")
     run.require(args.dirichlet_alpha > 0, f"--dirichlet-alpha {args.dirichlet_alpha} must be above 0")
     run.require(args.pb_c_base > 0, f"--pb-c-base {args.pb_c_base} must be above 0")
     batch_steps = args.num_envs * args.num_steps
@@ -351,7 +351,7 @@ if __name__ == "__main__":
 
     # the gradients as one vector: fewer, larger operations
     optimizer = optax.flatten(optax.chain(optax.add_decayed_weights(args.weight_decay), optax.adam(args.learning_rate)))
-    setup = Setup(args, make_game(*matches[0].spec.kwargs["rules"]), optimizer)
+    setup = Setup(args, make_game(*rules), optimizer)
     act, tell = partial(act, setup=setup), partial(tell, setup=setup)
     training, start = run.resume(lambda key: begin(key, setup), model="params")
     # train(training, iterations): those iterations in compiled code; reports: NumPy (num_seeds, iterations, ...)

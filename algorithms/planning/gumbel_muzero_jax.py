@@ -439,8 +439,8 @@ if __name__ == "__main__":
     rules, also = gym.spec(args.env_id.rpartition(":")[2]).kwargs.get("rules"), None
     if rules:  # of a board: height, width, stones of a row, whether stones fall
         names = args.opponents.split(",")
-        matches = [gym.make(args.env_id, opponent=name).unwrapped for name in names]  # refuses unknown opponents
-        run.require(type(matches[0].game).__name__ == "Board", f"{args.env_id} has rules of its own: use alphazero.py")
+        matches = [gym.make(args.env_id, opponent=name) for name in names]  # refuses unknown opponents
+        run.require(isinstance(rules, tuple | list), f"{args.env_id} has rules of its own: use alphazero.py")
         envs = Boards(make_game(*rules), args.num_envs, args.opening_moves)
         make_env = partial(make_envs, opponent=names[0])  # the agent begins every second game; side 0: all, 1: none
         also = {
@@ -448,7 +448,7 @@ if __name__ == "__main__":
             for name in names
             for side, word in enumerate(("first", "second"))
         }
-        game, discount, reward_scale, td_steps = envs.game, -1.0, 1.0, matches[0].game.max_moves
+        game, discount, reward_scale, td_steps = envs.game, -1.0, 1.0, envs.game.height * envs.game.width
     else:
         envs = run.open_envs(args.env_id, args.num_envs)  # written in JAX if we have this id, else EnvPool's
         game, discount, reward_scale, td_steps = None, args.gamma, 1 - args.gamma, args.td_steps

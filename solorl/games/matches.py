@@ -13,9 +13,9 @@ from solorl.games.boards import Board
 
 
 class Matches(gym.vector.VectorEnv):
-    """`num_envs` games side by side on a `Board(*rules)` against a player of `solorl.games.opponents`. The agent moves
-    first where `side` is 0, second where it is 1; without a side in every second game, a single one by chance. The
-    return of an episode is its points: 1 for a win, 0.5 for a draw, else 0.
+    """`num_envs` games side by side on a `Board(*rules)`, or on the board that `rules` is, against a player of
+    `solorl.games.opponents`. The agent moves first where `side` is 0, second where it is 1; without a side in every
+    second game, a single one by chance. The return of an episode is its points: 1 for a win, 0.5 for a draw, else 0.
 
     Observations (height, width, 2): 1 where the agent has a stone, 1 where the opponent has one. Actions are columns,
     or cells row by row, of which `infos["action_mask"]` allows those that are free. `game` has the rules.
@@ -26,17 +26,17 @@ class Matches(gym.vector.VectorEnv):
 
     def __init__(
         self,
-        rules: tuple[int, int, int, bool],
+        rules: tuple[int, int, int, bool] | Board,
         num_envs: int = 1,
         opponent: str = "one-ply",
         side: int | None = None,
         render_mode: str | None = None,
     ):
-        self.game, self.num_envs, self.side, self.render_mode = Board(*rules), num_envs, side, render_mode
+        self.num_envs, self.side, self.render_mode = num_envs, side, render_mode
+        self.game = rules if isinstance(rules, Board) else Board(*rules)
         self.opponent, self.choose = opponent, opponents.player(opponent, self.game)
         self.single_action_space = gym.spaces.Discrete(self.game.num_actions)
-        shape = (self.game.height, self.game.width, 2)
-        self.single_observation_space = gym.spaces.Box(0.0, 1.0, shape, np.float32)
+        self.single_observation_space = gym.spaces.Box(0.0, 1.0, (self.game.height, self.game.width, 2), np.float32)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
 
