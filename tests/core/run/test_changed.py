@@ -281,7 +281,7 @@ def test_nothing_is_written_before_everything_fits(train):
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
 def test_lost_metrics_do_not_end_a_training(damage, train):
     run_dir = train("ppo", *PPO.split())["run"].dir
-    file, whole = run_dir / "metrics.jsonl", rows(run_dir)
+    file = run_dir / "metrics.jsonl"
     text = file.read_text()
     file.write_text(text[:-20] if damage == "cut" else text.replace(text.splitlines()[3], "{garbage", 1))
     if damage == "gone":
@@ -290,7 +290,8 @@ def test_lost_metrics_do_not_end_a_training(damage, train):
     lines = file.read_text().splitlines()
     assert json.loads(lines[-1])["global_step"] == 960 and (run_dir / "learning_curve.png").exists()
     if damage == "cut":
-        assert [json.loads(line) for line in lines[: len(whole) - 1]] == whole[:-1]
+        whole = text.splitlines()[:-1]
+        assert lines[: len(whole)] == whole
         assert f"rows of {file} are missing" in train.out
     assert "Traceback" not in train.out
 

@@ -151,7 +151,7 @@ def test_the_run_folder_tells_the_whole_story(train):
     assert config["script"] == "ppo.py" and config["args"]["num_steps"] == 32 and config["args"]["exp_name"] == "mine"
     assert config["versions"]["torch"] == torch.__version__ and config["machine"]["cores"] == os.cpu_count()
     assert len(config["git"]["commit"]) == 40
-    assert config["versions"]["solorl"] == f"{__version__}+{own_state()}"
+    assert config["versions"]["solorl"] == f"{__version__}{own_state()}"
     assert (folder / "ppo.py").read_bytes() == script("ppo").read_bytes()
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
     steps = [row["global_step"] for row in rows(folder, "losses/value_loss")]
@@ -358,8 +358,8 @@ def test_target_return_is_confirmed_on_fresh_seeds(train):
 def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch):
     real = evaluation.Evaluator.play
 
-    def worse(self, stream, *rest):
-        returns, lengths = real(self, stream, *rest)
+    def worse(self, stream, *rest, **named):
+        returns, lengths = real(self, stream, *rest, **named)
         return returns * (stream != device.CONFIRM), lengths
 
     monkeypatch.setattr(evaluation.Evaluator, "play", worse)

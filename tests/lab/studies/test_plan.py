@@ -96,14 +96,14 @@ def test_a_suite_in_order_finishes_a_job_before_the_next(place):
 
 def test_suites_of_the_project_are_valid():
     found = {path.stem: plan.load_suite(path, {}) for path in (ROOT / "benchmark/suites").glob("*.toml")}
-    assert len(found["classic"].tasks) == 90 and len(found["smoke"].tasks) == 10
+    assert len(found["classic"].tasks) == 95 and len(found["smoke"].tasks) == 10
     says = {name: (ROOT / f"benchmark/suites/{name}.toml").read_text().partition("\n")[0] for name in found}
     counts = {name: int(count[1]) for name, line in says.items() if (count := re.search(r"(\d+) runs", line))}
     assert counts == {name: len(found[name].tasks) for name in counts} and {"jax", "actor_critic", "minatar"} <= set(
         counts
     )
     lander = [task for task in found["classic"].tasks if task.env_id == "LunarLander-v3"]
-    assert {task.flags["--total-timesteps"] for task in lander} == {("1000000",)} and len(lander) == 30
+    assert {task.flags["--total-timesteps"] for task in lander} == {("1000000",)} and len(lander) == 35
     fewer = plan.load_suite(ROOT / "benchmark/suites/classic.toml", {"--total-timesteps": ("5",)}, ["Acrobot-v1"], 3)
     assert len(fewer.tasks) == 6 and {task.flags["--total-timesteps"] for task in fewer.tasks} == {("5",)}
 
