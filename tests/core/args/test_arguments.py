@@ -315,7 +315,7 @@ def test_a_suite_may_write_integers_as_people_do():
         ("--num-envs 0k", "--num-envs is 0, but must be at least 1"),
         ("--num-envs 1e99", "--num-envs is too large: it must be smaller than 2**63"),
         ("--gamma many", "--gamma must be a number, got 'many'"),
-        ("--target-kl none", "--target-kl must be a number, got 'none'"),
+        ("--target-kl none", "--target-kl must be a number or None, got 'none'"),
         ("--num-envs", "--num-envs needs a value"),
         ("--num-envs --seed 1", "--num-envs needs a value"),
         ("--anneal-lr False", "--anneal-lr takes no value, got 'False'; write --anneal-lr or --no-anneal-lr"),
