@@ -212,8 +212,8 @@ def multiplier_loss(multiplier, excess):
 
 
 def penalized_advantage(advantage, cost_advantage, multiplier):
-    """What the policy maximises: the advantage of rewards, standardised, less that of costs, centred, times the
-    multiplier; divided by 1 + multiplier, so that its size stays. NumPy, both of one shape."""
+    """What the policy maximises: the advantage of rewards, standardised, less that of costs, in their units and
+    centred, times the multiplier; divided by 1 + multiplier, so that its size stays. NumPy, both of one shape."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     return (advantage - multiplier * (cost_advantage - cost_advantage.mean())) / (1 + multiplier)
 
@@ -342,7 +342,8 @@ if __name__ == "__main__":
             multiplier.value.data.clamp_(min=0)
         now.costs = np.concatenate([now.costs, episodic_cost])[-100:]
         now.num_episodes += episodic_cost.size
-        penalized = penalized_advantage(advantage, cost_advantage, multiplier.value.item())
+        raw_cost_advantage = agent.cost_normalizer.var.sqrt().item() * cost_advantage  # the multiplier weighs raw costs
+        penalized = penalized_advantage(advantage, raw_cost_advantage, multiplier.value.item())
         rollout = (obs, action, logprob, value, penalized, advantage + value, cost_value, cost_advantage + cost_value)
         rollout = Batch(*(torch.as_tensor(x, device=run.device).flatten(0, 1) for x in rollout))
 

@@ -74,6 +74,18 @@ def test_costs_are_scaled_by_the_deviation_of_their_sums(train):
     np.testing.assert_allclose(v["scaled_cost"], v["cost"] / np.std(sums), rtol=1e-5)
 
 
+def test_the_multiplier_weighs_costs_in_their_own_units(train):
+    """The critic has costs in other units; in these a multiplier would be as many times too small."""
+    v = train("ppo_lagrangian", *TOLL, "--total-timesteps", "56", "--multiplier-init", "1", "--learning-rate", "0")
+    std = float(v["agent"].cost_normalizer.var) ** 0.5
+    values = (std * v["cost_value"], v["done"], std * v["final_cost_value"], std * v["next_cost_value"])
+    cost_advantage = LAGRANGIAN["gae"](v["cost"], *values, 0.99, 0.95)
+    advantage, multiplier = v["advantage"], v["multiplier"].value.item()
+    expected = (advantage - advantage.mean()) / advantage.std() - multiplier * (cost_advantage - cost_advantage.mean())
+    np.testing.assert_allclose(v["penalized"], expected / (1 + multiplier), rtol=1e-4, atol=1e-5)
+    assert std > 2 and multiplier > 0.5
+
+
 def test_the_multiplier_waits_where_no_episode_ended(train):
     """Rollouts of two steps: of seven, four have an end. Their episodes cost 4 and 8 more than allowed in turn."""
     flags = "--num-steps 2 --num-minibatches 1 --total-timesteps 28 --cost-limit 2".split()
