@@ -291,8 +291,8 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
             note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")
             raise UsageError(f"{path} has the {name} space {found!s:.300}, {env_id} has {space}{note}")
     data = read(path)
-    if not scaled:
-        return data
+    if not scaled:  # types are those of the space, whatever the pieces have
+        return replace(data, action=data.action.astype(ours.dtype, copy=False))
     low, high, to, end = bounds
     share = np.clip((data.action - low) / np.where(high > low, high - low, 1), 0, 1)
     return replace(data, action=(to + share * (end - to)).astype(ours.dtype))

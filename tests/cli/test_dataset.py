@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import definitions, refused
 
-from solorl.data.dataset import open_datasets, read
+from solorl.data.dataset import Writer, open_datasets, read
 from solorl.envs.vector import VectorEnvs
 from solorl.lab.datasets import exchange
 from solorl.lab.datasets.recording import Recording
@@ -377,6 +377,20 @@ def test_actions_in_the_bounds_of_the_environment_are_scaled_as_make_env_does(tm
         exchange.UsageError, match="its actions must be in these bounds, or in those of the environment"
     ):
         open_datasets(str(folder), "Pendulum-v1", clipped)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float32])
+def test_actions_have_the_type_of_the_space_whatever_the_pieces_have(dtype, tmp_path):
+    """Data by another program may count actions in any type; a loss over classes takes int64."""
+    space, zeros = gym.make("CartPole-v1").observation_space, np.zeros((3, 1))
+    writer = Writer(tmp_path / "data")
+    writer.open({"env_id": "CartPole-v1", "num_envs": 1}, (space, gym.spaces.Discrete(2)))
+    obs, action = np.zeros((3, 1, 4), np.float32), np.array([[1], [0], [1]], dtype)
+    ends = {"terminated": zeros, "truncated": zeros, "final_obs": obs[:0, 0], "after": obs[0]}
+    writer.add({"obs": obs, "action": action, "reward": zeros, **ends})
+    envs = VectorEnvs([lambda: gym.make("CartPole-v1")])
+    data = open_datasets(str(tmp_path / "data"), "CartPole-v1", envs)
+    assert data.action.dtype == np.int64 and data.action.tolist() == [1, 0, 1]
 
 
 def test_a_module_may_give_the_environment_that_data_know_by_its_name(folder):
