@@ -64,9 +64,12 @@ class ScaleAction(gym.ActionWrapper):
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation; actions in [-1, 1] if continuous and bounded."""
+    """One environment, for training and for evaluation; actions in [-1, 1] if continuous, from 0 if discrete."""
     env = gym.make(env_id, **kwargs)
     space = env.action_space
+    if isinstance(space, gym.spaces.Discrete) and (space.start != 0 or space.dtype != np.int64):
+        from_0 = gym.spaces.Discrete(space.n)
+        return gym.wrappers.TransformAction(env, lambda action: (action + space.start).astype(space.dtype), from_0)
     continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f"
     return ScaleAction(env) if continuous and np.isfinite([space.low, space.high]).all() else env
 

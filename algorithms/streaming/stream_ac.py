@@ -38,8 +38,13 @@ class Args(RunArgs):
 
 
 def make_env(env_id, **kwargs):
-    """One environment, for training and for evaluation."""
-    return gym.make(env_id, **kwargs)
+    """One environment, for training and for evaluation; its actions are int64 and count from 0."""
+    env = gym.make(env_id, **kwargs)
+    space = env.action_space
+    if isinstance(space, gym.spaces.Discrete) and (space.start != 0 or space.dtype != np.int64):
+        from_0 = gym.spaces.Discrete(space.n)
+        env = gym.wrappers.TransformAction(env, lambda action: (action + space.start).astype(space.dtype), from_0)
+    return env
 
 
 class SampleMeanStd(nn.Module):

@@ -6,12 +6,14 @@ import pytest
 from conftest import comparable, definitions, drop_last_checkpoint
 from odd_actions import SPACES
 
+from solorl.catalog.header import scripts
 from solorl.envs.spaces import wrapper_for
 
 PPO = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --save-every 32 --eval-episodes 2".split()
 DQN = "--total-timesteps 64 --learning-starts 16 --batch-size 8 --save-every 32 --save-replay --eval-episodes 2".split()
 CHOICES = ("Switches", "Board", "Levels", "Bytes", "Started")
 CASES = [("ppo", "FromMinusOne", PPO), ("dqn", "FromTwo", [*DQN, "--target-network-frequency", "16"]),
+         ("stream_q", "FromTwo", "--total-timesteps 64 --save-every 32 --eval-episodes 2".split()),
          ("dqn", "Small", DQN), ("c51", "Byte", DQN), ("ppo_continuous_action", "Boundless", PPO),
          *(("ppo_multidiscrete", kind, PPO) for kind in ("Board", "Levels", "Started"))]  # fmt: skip
 
@@ -56,6 +58,18 @@ def test_every_action_of_the_space_has_a_choice(name, kind):
         "Started": 6,
     }[kind]
     assert len(found) == np.prod(sizes) == wanted
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each.name for each in scripts() if each.framework == "torch"
+     if each.spaces in ("vector -> discrete", "vector -> continuous, or discrete")],
+)  # fmt: skip
+def test_files_in_torch_for_vectors_take_actions_from_anywhere(name):
+    """As the guide to environments says."""
+    for kind, size in (("FromMinusOne", 3), ("Small", 2)):
+        env = definitions(name)["make_env"](f"odd_actions:Odd{kind}-v0")
+        assert env.action_space == gym.spaces.Discrete(size) and env.action_space.dtype == np.int64
 
 
 @pytest.mark.parametrize(
