@@ -99,10 +99,9 @@ def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
     in a union may stand in place of a number."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     words = [word for each in kinds if typing.get_origin(each) is typing.Literal for word in typing.get_args(each)]
-    if text in words:
-        return text
-    if text == "None" and type(None) in kinds:
-        return None
+    nothing = ["None"] * (type(None) in kinds)
+    if text in [*words, *nothing]:
+        return text if text in words else None
     kind = kinds[0]
     if kind not in (int, float, str):
         what = f"must be {' or '.join(words)}, got {text!r:.80}" if words else f"is of type {hint}, which only the file"
@@ -110,8 +109,7 @@ def value_of(flag: str, hint: typing.Any, text: str) -> typing.Any:
     try:
         return whole_number(text) if kind is int else kind(text)
     except ValueError:
-        number = {int: "an integer such as 8, 500k, 2M or 1e6", float: "a number"}[kind]
-        name = " or ".join([number, *words, *["None"] * (type(None) in kinds)])
+        name = " or ".join([{int: "an integer such as 8, 500k, 2M or 1e6", float: "a number"}[kind], *words, *nothing])
         raise argparse.ArgumentError(None, f"{flag} must be {name}, got {text!r:.80}") from None
 
 

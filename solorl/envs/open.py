@@ -22,7 +22,8 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
         return JaxEnvs(env_id, num_envs)
     if compiled := openers(env_id).compiled:
         return compiled(env_id, num_envs)
-    refuse(env_id.startswith("games/"), f"{env_id} is not written in JAX; the files in torch take it")
+    # EnvPool has neither ours nor those of a user's module
+    refuse(":" in env_id or env_id.startswith("games/"), f"{env_id} is not written in JAX; the files in torch take it")
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames
 
     return (EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
