@@ -59,6 +59,7 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
         if kind != want:
             use = file_for(script, *found, atari=found[0] == "image" and is_atari(env_id))
             use += "" if use.startswith("; use") or games else wrapper_for(*spaces)
+            use = " of bytes (uint8)" * (want == "image" and len(spaces[0].shape or ()) == 3) + use  # not of floats
             raise UsageError(f"{env_id} has {kind} {what}, but {script.name} takes {want} {what}{use}")
     if bounded and not spaces[1].is_bounded():
         raise UsageError(f"{env_id} has actions without finite bounds{'' if games else wrapper_for(*spaces)}")

@@ -170,7 +170,7 @@ def test_learns_to_compare_two_images(flags, train):
         ("pictures:FourLast-v0", "--grey", "--grey takes images with 1 or 3 channels"),
         ("pictures:Small-v0", "--size 0", "images of (20, 14) pixels are too small"),
         ("pictures:ColoursLast-v0", "--size 14", "images of (14, 14) pixels are too small"),
-        ("pictures:Floats-v0", "", "has vector observations, but ppo_image.py takes image observations; use ppo.py"),
+        ("pictures:Floats-v0", "", "vector observations, but ppo_image.py takes image observations of bytes (uint8)"),
         ("CartPole-v1", "", "has vector observations, but ppo_image.py takes image observations; use ppo.py"),
     ],
 )
