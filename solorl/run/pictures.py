@@ -35,13 +35,13 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     """
     import imageio.v2 as imageio
 
-    video: Any
     temporary = path.with_name(f".{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # it may be a link
     fps = env.metadata.get("render_fps") or 30
-    with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=2) as video:
-        returns, _ = play_episodes([env], policy, [seed], lambda: video.append_data(enlarged(env.render())))
+    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 has no odd sizes
+    with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=1, output_params=even) as video:
+        returns, _ = play_episodes([env], policy, [seed], lambda: video.append_data(enlarged(env.render())))  # type: ignore[attr-defined]
     temporary.replace(path)
     return float(returns[0])
 

@@ -67,13 +67,17 @@ def test_a_film_keeps_the_memory_too(tmp_path):
     assert (tmp_path / "film.mp4").stat().st_size > 0
 
 
-@pytest.mark.parametrize(("size", "wanted"), [((210, 160), (630, 480)), ((200, 300), (200, 300))])
-def test_small_films_are_enlarged_three_times(tmp_path, size, wanted):
-    """Height and width of Atari's images, and of others."""
+SIZES = [((210, 160), (630, 480)), ((200, 300), (200, 300)), ((203, 301), (204, 302))]
+
+
+@pytest.mark.parametrize(("size", "wanted"), SIZES)
+def test_small_films_are_enlarged_three_times(tmp_path, size, wanted, capfd, caplog):
+    """Height and width of Atari's images, and of others; odd ones become even, and nothing is said."""
     env = Recall()
     env.render = lambda: np.zeros((*size, 3), np.uint8)
     film(env, remember, 5, tmp_path / "film.mp4")
     assert iio.imread(tmp_path / "film.mp4", index=0).shape == (*wanted, 3)
+    assert not "".join(capfd.readouterr()) and not caplog.records
 
 
 class Silent(Recall):
