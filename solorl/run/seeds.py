@@ -351,9 +351,9 @@ def arguments_of(args: Any, threads: int) -> list[Any]:
         names = read_json(first / TOGETHER).get("runs")
         names = names if isinstance(names, list) and names and all(map(is_plain_name, names)) else [first.name]
         if len(names) != args.num_seeds or names[0] != first.name:
-            all_of_them = f"--resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}"
-            what = f"{first} is one of {len(names)} seeds trained together"
-            raise UsageError(f"{what}; continue them all by {all_of_them}, or with one by its own folder")
+            how = f"continue all by --resume {shlex.quote(str(first.with_name(names[0])))} --num-seeds {len(names)}"
+            what = f"{first} is one of {len(names)} seeds trained together; {how}, or one alone by its own folder"
+            raise UsageError(what if len(names) > 1 else f"{first} was trained alone; continue each seed by its folder")
         folders = [str(first.with_name(name)) for name in names]
         if gone := [folder for folder in folders if not Path(folder, CONFIG).exists()]:
             raise UsageError(f"there is no run folder {gone[0]}; continue one seed by its own folder")

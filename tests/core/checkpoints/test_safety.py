@@ -161,7 +161,7 @@ def test_a_config_that_is_well_formed_and_wrong_is_one_sentence(place, value, wo
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": []}', '{"runs": ["copy", "../b"]}', '{"runs": 1}'])
 def test_a_list_of_seeds_that_cannot_be_names_no_other_folder(text, tmp_path):
     (tmp_path / "together.json").write_text(text)
-    with pytest.raises(UsageError, match="is one of 1 seeds trained together"):
+    with pytest.raises(UsageError, match="was trained alone; continue each"):
         arguments_of(SimpleNamespace(resume=str(tmp_path), num_seeds=2), 1)
 
 
