@@ -53,7 +53,7 @@ CASES = {
     "--device cuda": "--device cuda was asked for, but torch sees 0 CUDA and 0 MPS devices; --device cpu",
     "--device tpu9": "--device tpu9 was asked for, but torch sees",
     "--device mps": "--device mps was asked for, but torch sees 0 CUDA and 0 MPS devices",
-    "--target-return often": "--target-return must be a number or auto, got 'often'",
+    "--target-return often": "--target-return must be a number or auto or None, got 'often'",
     "--env-id probes:ActionCounts-v0 --target-return auto": "probes:ActionCounts-v0 has no reward threshold for "
     "--target-return auto; give a number",
     "--resume nowhere": "there is no run folder nowhere",
