@@ -17,13 +17,17 @@ from solorl.runfolder import read_rows
 from solorl.terminal import warn
 
 NO_EGL = "MuJoCo draws without a display by EGL, which fails (on Debian: apt-get install libegl1 libgl1): "
-NOT_DRAWN = ("unsupported render mode", "keyword argument 'render_mode'", "no render_modes", "NotImplementedError")
+# What errors say where an environment draws no pictures: Gymnasium's, that of an environment, ours.
+NOT_DRAWN = (
+    "unsupported render mode", "keyword argument 'render_mode'", "no render_modes", "NotImplementedError",
+    "draws no pictures",
+)  # fmt: skip
 DRAWN = ("global_step", "charts/episodic_return", SCORE, "eval/episodic_return_std", EPISODES)
 
 
 def enlarged(frame: Any) -> np.ndarray:
     """An image (height, width, 3), three times as large where its shorter side is below 200 pixels, as Atari's."""
-    refuse(frame is None, "unsupported render mode")
+    refuse(frame is None, "the environment draws no pictures")
     frame = np.asarray(frame)
     return frame.repeat(3, axis=0).repeat(3, axis=1) if min(frame.shape[:2]) < 200 else frame
 
