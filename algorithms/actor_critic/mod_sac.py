@@ -40,7 +40,7 @@ class Args(RunArgs):
     utd_ratio: float = 1.0  # critic updates per environment step (update-to-data ratio)
     width: int = 256  # units of the actor's first layer, a multiple of 16; the critics' has 5/4 as many
     policy_lr: float = 3e-4  # learning rate of the actor's Adam
-    q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (SAC: 3e-4)
+    q_lr: float = 1e-3  # learning rate of the critics' Adam and of the temperature (SAC's paper: 3e-4)
     reward_scale: float = 0.25  # factor of rewards; lambda, exp(-loss**2), is meant for critics' losses of about 1
     gamma: float = 0.99  # discount factor, from 0 to 1
     tau: float = 0.005  # soft-update coefficient of the target networks (1: hard copy), from 0 to 1
