@@ -6,8 +6,8 @@
 
 Nothing is played but evaluations: `global_step` counts gradient steps.
 
-Paper     Pomerleau 1991, https://doi.org/10.1162/neco.1991.3.1.88; --top: as %BC of Chen et al. 2021,
-          https://arxiv.org/abs/2106.01345 (there %BC)
+Paper     Pomerleau 1991, https://doi.org/10.1162/neco.1991.3.1.88; --top: %BC of Chen et al. 2021,
+          https://arxiv.org/abs/2106.01345 ("there" below)
 Run       solo train bc --dataset data/hopper-medium --env-id Hopper-v5
 Spaces    vector -> continuous, or discrete
 Differs   root of its family
