@@ -37,6 +37,6 @@ def of_defaults(results: Path = ROOT / "benchmark/results") -> dict[str, str]:
     for script in scripts():
         env_id, steps = default_budget(script)
         runs = [r for r in measured if (r.script, r.env_id) == (script.name, env_id) and r.sps and not r.variant]
-        hours = f"{steps * median(map(core_seconds, runs)) / 3600:.2g}" if runs else "not measured"
-        found[script.name] = hours
+        hours = steps * median(map(core_seconds, runs)) / 3600 if runs else None
+        found[script.name] = "not measured" if hours is None else f"{float(f'{hours:.2g}'):g}"
     return found

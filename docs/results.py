@@ -169,12 +169,12 @@ def algorithms():
         lines += ["| file | what it is | observations → actions | from | paper |", "|---|---|---|---|---|"]
         for script in in_order(files):
             what = re.split(r"[,;] (?:discrete|continuous|vector|image|in JAX)", script.title.rstrip("."))[0]
-            what += ", in JAX" if script.framework == "jax" else ""
+            what = what.rstrip(";,") + (", in JAX" if script.framework == "jax" else "")
             paper = re.sub(r"^(.*?),? (https?://[^\s;]+).*", r"[\1](\2)", script.fields["Paper"])
             near = [Path(each).stem for each in script.relatives]
-            parent = f"`{Path(script.parent).stem}`" if script.parent else relatives(near)
+            parents = " and ".join(f"`{Path(each).stem}`" for each in script.parents) or relatives(near)
             spaces = script.spaces.replace("->", "→")
-            lines.append(f"| [`{script.name}`]({family}/{script.name}.py) | {what} | {spaces} | {parent} | {paper} |")
+            lines.append(f"| [`{script.name}`]({family}/{script.name}.py) | {what} | {spaces} | {parents} | {paper} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -252,7 +252,8 @@ def elsewhere():
 
 
 def families():
-    """Picture of a family -> its methods with most seeds on the tasks that most of them share."""
+    """Picture of a family -> its methods with most seeds (all, where only one has as many) on the tasks that most of
+    them share."""
     found = {}
     for log in RUNS:
         runs = [with_data(run) if log == OFFLINE else run for each in runs_of(log).values() for run in each]
@@ -260,7 +261,8 @@ def families():
             continue
         groups = cmp.grouped(runs)
         least = max(min(5, len(group)) for group in groups.values())  # seeds: five, where the family has them
-        groups = {key: group for key, group in groups.items() if len(group) >= least}
+        most = {key: group for key, group in groups.items() if len(group) >= least}
+        groups = most if len({name for _, name in most}) > 1 else groups
         shared = [env for env, _ in Counter(env for env, _ in groups).most_common(MOST_TASKS)]
         names = [name for name, _ in Counter(name for env, name in groups if env in shared).most_common(MOST_METHODS)]
         ours = [run for (env, name), group in groups.items() if env in shared and name in names for run in group]

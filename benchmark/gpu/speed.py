@@ -318,7 +318,8 @@ def table(path=DATA):
             cases = [case for case in call["cases"] if case["title"] == title]
             peers = [case["rate"] for case in cases if case.get("rate") and not case["name"].startswith("SoloRL")]
             unit = "seconds" if any("seconds" in case for case in cases) else "steps/s, median"
-            head = f"| {title} | {unit} | range | ratio to the fastest other | published |"
+            shown = title.replace(", 1 seeds", ", 1 seed")
+            head = f"| {shown} | {unit} | range | ratio to the fastest other | published |"
             lines += [head, "|---|---:|---:|---:|---:|"]
             for case in cases:
                 rate, windows = case.get("rate"), case.get("windows")
@@ -327,7 +328,7 @@ def table(path=DATA):
                 ratio = f"{rate / max(peers):.2f}" if rate and peers else ""
                 lines.append(f"| {case['name']} | {number} | {span} | {ratio} | {case['published']} |")
             lines.append("")
-    return "\n".join([*lines, *dict.fromkeys(places)])
+    return "\n".join([*lines, "\n\n".join(dict.fromkeys(places))])
 
 
 def main():
