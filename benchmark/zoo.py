@@ -114,8 +114,9 @@ def page(index: Mapping[str, Any]) -> str:
     """The zoo's README: what each entry is, and how to play it."""
     lines = [
         "# Trained models",
-        "One for each algorithm file whose row in [the proof](../docs/proof.md) has five seeds and whose weights take",
-        "at most 300 kB: of these runs that with the median score. Made by `python benchmark/zoo.py`. To play one:",
+        "One for each of the algorithm files whose row in [the proof](../docs/proof.md) has five seeds, where a folder",
+        "of these runs was kept and its weights take at most 300 kB: of the runs that were kept, that with the score",
+        "nearest to the median of all. Made by `python benchmark/zoo.py`. To play one:",
         "```bash",
         "solo play zoo/d3qn",
         "```",
