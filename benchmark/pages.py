@@ -38,7 +38,7 @@ def block(comparison: cmp.Comparison, evidence: Sequence[str]) -> str:
     lines = "".join(f"**{text.markdown(sentence)}**\n\n" for sentence in text.verdicts(comparison))
     rows = f"{text.table(*text.env_table(comparison), left=2)}\n{text.table_caption(comparison)}"
     if all(len(runs) == 1 for runs in comparison.groups.values()):  # chance alone would order them
-        lines, rows = "", f"No row yet: one seed each of {cmp.listed(comparison.methods)}."
+        lines, rows = "", f"No table yet, there is only one run of each: {cmp.listed(comparison.methods)}."
     links = ", ".join(f"[{path}]({quote(path)})" for path in evidence)
     return f"\n{lines}{rows} Every run: {links}.\n"
 

@@ -321,7 +321,7 @@ def with_sizes(page, script):
     return page
 
 
-NO_RUN = "No row yet: no run has been made."
+NO_RUN = "No run has been made yet."
 
 
 def with_results(page, script):

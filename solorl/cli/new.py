@@ -67,7 +67,7 @@ def page_of(source: Script, path: Path, run: str) -> str:
         f"## When to take it\n\nAs {origin}.",
         f"## Implementation details\n\nIn addition to those of {origin}: none.",
         "## Differences from CleanRL\n\nCleanRL has no such file.",
-        "## Results\n\nNo row yet: no run has been made.",
+        "## Results\n\nNo run has been made yet.",
         f"## Logged metrics\n\n[Those of every file](../../{family}#logged-metrics).",
     ]
     return "\n\n".join(parts) + "\n"

@@ -423,7 +423,7 @@ def test_no_page_has_a_table_of_one_seed_each(tmp_path):
     for script in ("dqn", "c51"):
         made(tmp_path / "data", script, "CartPole-v1", 1)
     assert pages.table(page, str(tmp_path / "data")) == (
-        "\nNo row yet: one seed each of dqn, c51. Every run: [data](data).\n"
+        "\nNo table yet, there is only one run of each: dqn, c51. Every run: [data](data).\n"
     )
     made(tmp_path / "data", "dqn", "CartPole-v1", 2)
     pages.read.cache_clear()
