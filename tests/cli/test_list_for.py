@@ -98,6 +98,7 @@ def test_an_environment_that_does_not_work_is_one_sentence(solo, monkeypatch):
     class Broken(gym.Env):
         observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
 
+    refused(solo("list", "--for", "odd_actions:"), "without a name", "odd_actions:Name-v0")
         def reset(self, *, seed=None, options=None):
             return 0
 
