@@ -1,5 +1,6 @@
 """`solo doctor`: each rule sees its fault in curves made for it and nothing in healthy ones; reading; the command."""
 
+import fcntl
 import gzip
 import json
 import re
@@ -314,7 +315,11 @@ def test_a_damaged_run_is_examined_and_not_drawn(solo, tmp_path):
 
 def test_a_run_without_rows_that_says_it_finished_has_lost_them(tmp_path):
     assert rules_of(of_run(a_run(tmp_path / "lost", []))) == ["broke_off"]
-    assert rules_of(of_run(a_run(tmp_path / "begins", [], "running"))) == []  # its first row is still to come
+    begins = a_run(tmp_path / "begins", [], "running")
+    with open(begins / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert rules_of(of_run(begins)) == []  # its first row is still to come
+    assert rules_of(of_run(begins)) == ["broke_off"]  # it was killed
 
 
 def test_seeds_share_a_method(tmp_path):

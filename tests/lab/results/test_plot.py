@@ -138,7 +138,7 @@ def test_methods_have_colours_and_environments_panels(plot, tmp_path):
 
 def test_a_training_is_drawn_while_it_runs(plot, solo, tmp_path):
     run = a_run(tmp_path / "run", status="running")
-    refused(solo("report", run, "--out", tmp_path / "report"), "the run is not finished (running)")
+    refused(solo("report", run, "--out", tmp_path / "report"), "the run is not finished (killed)")
     (upper, _), _ = plot(run)
     assert len(lines(upper)[1]) == 4
     with open(run / "metrics.jsonl", "a") as file:
