@@ -11,7 +11,7 @@ from test_report import SCORES, made, run_of
 
 from solorl import cli
 from solorl.lab.results import comparison as cmp
-from solorl.lab.results import paper, text
+from solorl.lab.results import paper, read, text
 from solorl.lab.results import result as results
 from solorl.lab.results.gather import named
 from solorl.lab.results.read import read_all
@@ -149,6 +149,8 @@ def test_scores_of_others_are_read_without_names(tmp_path, solo):
         ({"a": np.full((3, 2), np.nan)}, "a is not a table of numbers"),
         ({"a": np.array([["x"]])}, "a is not a table of numbers"),
         ({"a": np.array([[object()]])}, "cannot be read"),
+        ({}, "holds no result"),
+        ({"a": np.ones((0, 2))}, "holds no result"),
         ({"a": np.ones((3, 2)), "environments": np.array(["one"])}, "a has 2 columns, but there are 1 environments"),
         (b"PK\x03\x04 damaged", "cannot be read"),
         (b"", "cannot be read"),
@@ -161,7 +163,7 @@ def test_damaged_scores_are_refused_in_a_sentence(content, sentence, tmp_path, s
     else:
         np.savez(path, **content)
     with pytest.raises(ResultError, match=sentence):
-        paper.read_scores(path)
+        read._read(path)
     refused(solo("report", path), sentence)
 
 
