@@ -16,7 +16,7 @@ from solorl.games import BOARDS
 from solorl.games.teams import GAMES as TEAM_GAMES
 from solorl.lab.results import doctor
 from solorl.lab.results.read import trainings
-from solorl.lab.results.training import Training, of_run
+from solorl.lab.results.training import Training, of_run, of_tensorboard
 from solorl.scripts import script_paths
 
 STEPS = np.arange(1_000, 101_000, 1_000.0)
@@ -378,6 +378,25 @@ def test_a_tensorboard_folder_of_stable_baselines3(solo, tmp_path):
             board.add_scalar("train/entropy_loss", -0.69, i)
     code, out, _ = solo("doctor", folder)
     assert code == 0 and "The policy stays random" in out and "changes too fast" not in out
+
+
+@pytest.mark.parametrize(
+    ("tag", "values", "found"),
+    [("losses/policy_loss", [1, float("nan"), float("nan")], ["diverged"]),
+     ("train/value_loss", [1, 2, float("inf")], ["diverged"]),
+     ("losses/value_loss", [float("nan"), 2, 1], []),  # the first row, before anything was learned
+     ("losses/explained_variance", [float("nan")] * 3, [])],
+)  # fmt: skip
+def test_losses_in_tensorboard_that_stay_nan_have_diverged(tag, values, found, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboardX import SummaryWriter
+
+    folder = tmp_path / "CartPole-v1__ppo__1__17"
+    with SummaryWriter(str(folder)) as board:
+        for step, value in enumerate(values):
+            board.add_scalar(tag, value, 100 * step)
+    run = of_tensorboard(folder)
+    assert rules_of(run) == found and (not found or all(word in run.status for word in (tag, "step 200")))
 
 
 # ---------------------------------------------------------------------- trainings with a fault
