@@ -232,6 +232,8 @@ def conclusion(bench: Bench, code: int, seconds: float) -> list[str]:
     if late := len(bench.pool.late):
         lines.append(f"{late} not begun, because they could not end in time; the same command continues")
     lines += ["interrupted; the same command continues"] if code > 1 else []
+    if old := sum(task.id not in collector.tables and collector.table(task).exists() for task in tasks):
+        lines.append(f"{old} of these runs have the table of an earlier one there, maybe of another script or flags")
     folder = shlex.quote(str(collector.folder))
     return [*lines, *([f"results in {folder}; compare them: solo report {folder}"] if collector.tables else [])]
 
@@ -265,9 +267,12 @@ def look_after(argv: Sequence[str]) -> int:
         else:
             folder, done = args.results or Path("benchmark/results") / study.name, study.ids()
             collector = Collector(study, folder, say, tasks[0].variant)
-            lost = [task for task in tasks if task.id in done and not collector.keep(task)]
+            newest = {collector.table(task): task for task in tasks if task.id in done}  # the last one planned
+            lost = [task for task in newest.values() if not collector.keep(task)]
             for task in lost:
                 say(f"lost       {task}: its run folder is gone")
+            if older := sum(task.id in done for task in tasks) - len(newest):
+                say(f"{older} left out: a later plan, with another script or flags, has runs of the same names")
             say(f"{len(collector.tables)} tables in {collector.folder}")
             return int(bool(collector.problems or lost))
     except FileNotFoundError:
