@@ -122,8 +122,7 @@ class Plan:
 
 def make_tasks(
     scripts: Iterable[Script], env_ids: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Flags],
-    env_flags: Mapping[str, Flags] | None = None, python: str = "",
-    resources: Resources = Resources(),  # noqa: B008  frozen
+    env_flags: Mapping[str, Flags] | None = None, python: str = "", resources: Resources = Resources(),  # noqa: B008
 ) -> list[Task]:  # fmt: skip
     """Every script with every variant's flags on every environment with every seed, run by `python`.
 

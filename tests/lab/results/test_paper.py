@@ -69,6 +69,15 @@ def test_a_report_reads_the_csv_that_it_writes(compared, tmp_path, solo):
     assert code == 0 and (tmp_path / "report" / "curves.csv").read_text() == table.read_text()
 
 
+def test_what_has_no_times_has_no_curve_by_time(tmp_path, solo):
+    (tmp_path / "x.csv").write_text("environment,method,seed,step,return\nX-v0,a,1,10,3\nX-v0,a,1,20,4\n")
+    assert solo("report", tmp_path / "x.csv", "--x", "time", "--out", tmp_path / "report")[0] == 0
+    assert {path.stem for path in (tmp_path / "report").glob("*.png")} == {"curves_steps"}
+    page = (tmp_path / "report/report.html").read_text()
+    assert '"axis":"steps"' in page and "eval time" not in page
+    assert "| 20 | - | - |" in (tmp_path / "report/report.md").read_text()
+
+
 def test_a_csv_of_others_may_have_more_columns_in_any_order(tmp_path):
     lines = ["step,seed,return,method,environment,loss", "20,1,5,a,X-v0,0", "10,1,3,a,X-v0,", "10,2,nan,a,X-v0,0"]
     (tmp_path / "theirs.csv").write_text("\n".join(lines))
