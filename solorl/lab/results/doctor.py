@@ -68,7 +68,7 @@ def diverged(t: Training) -> str:
 
     The status of the run names it.
     Try: a smaller learning rate, a finite --max-grad-norm; are rewards and observations finite?
-    Source: the run itself; its folder crash/ has the tensors
+    Source: the run itself; where SoloRL trained it, its folder crash/ has the tensors
     """
     return t.status if t.status.startswith("diverged") else ""
 
