@@ -16,6 +16,7 @@ ACTIONS = {
 SEEN = {
     "one frame": ", one frame", "vectors and images": " of vectors and images", "with goals": " with goals",
     "batches of tensors": " in batches of tensors", "text": ": the tokens of a prompt",
+    "with MinAtar's planes": ": MinAtar's planes",
 }  # fmt: skip
 EXPORT = {"torch": "ONNX", "jax": "StableHLO"}
 

@@ -53,7 +53,7 @@ def shown(path: Path) -> str:
 
 def missing(what: str, path: Path, pattern: str = "*") -> UsageError:
     """The error that a path does not exist, with the nearest name next to it of those that fit to a pattern."""
-    names = [one.name for one in path.parent.glob(pattern)]
+    names = [one.name for one in path.parent.glob(pattern) if one.name != path.name]  # it may be of another kind
     return UsageError(f"there is no {what} {path}{did_you_mean(path.name, names)}")
 
 

@@ -52,8 +52,7 @@ def shares(cores: list[int], workers: int) -> list[list[int]]:
 
 def visible_gpus() -> list[str]:
     """The GPUs jobs may use: those of CUDA_VISIBLE_DEVICES where it is set, else all that the driver lists."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = takewhile(lambda name: not name.startswith("-"), map(str.strip, chosen.split(",")))  # -1 ends the list
         return [*filter(None, names)]
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # there is no driver, or it does not answer

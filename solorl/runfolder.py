@@ -112,6 +112,11 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def status_now(folder: Path, said: str) -> str:
+    """The status of a run that has `said` one last: a run that says running, but has no process, was killed."""
+    return "killed" if said == "running" and not ((folder / LOCK).is_file() and is_locked(folder)) else said
+
+
 def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -> tuple[list[Row], int]:
     """The rows from byte `start` on (negative: counted from the end), and the byte after the last of them.
 

@@ -91,7 +91,7 @@ class Facts(NamedTuple):
     spaces: set[tuple[str, str]]  # kinds of observations and actions, as its Spaces names them
     env_kind: str  # see `envs.ids.KINDS`
     bounded: bool  # whether its actions need finite bounds
-    needs: str  # what it cannot do without, as its Spaces says after `with`: `info["action_mask"]`, goals, costs
+    needs: str  # what it cannot do without, as its Spaces says after `with`: `info["action_mask"]`, goals, costs ...
 
 
 def facts_of(script: Path) -> Facts:

@@ -404,6 +404,7 @@ SEEN_AND_DONE = {
     "gail": ("vectors", "`Box` or `Discrete`"),
     "ppo_continuous_action_batched": ("vectors in batches of tensors", "`Box`"),
     "grpo": ("vectors: the tokens of a prompt", "`MultiDiscrete`"),
+    "ppo_minatar_jax": ("vectors: MinAtar's planes", "`Discrete`"),
 }
 
 

@@ -7,7 +7,7 @@
 Paper     Schulman et al. 2017, https://arxiv.org/abs/1707.06347 ("Eq. n" below); GAE: https://arxiv.org/abs/1506.02438
           MinAtar: Young & Tian 2019, https://arxiv.org/abs/1903.03176
 Run       solo train ppo_minatar_jax --env-id Asterix-MinAtar
-Spaces    vector -> discrete
+Spaces    vector -> discrete, with MinAtar's planes
 Differs   from ppo_jax.py: one convolutional network over the 10 x 10 planes, which come as one vector, gives logits and
           value; 64 environments, learning rate 0.001
 Not for   Atari games: ppo_atari_envpool_jax.py; other images; continuous actions: ppo_continuous_action_jax.py

@@ -42,7 +42,8 @@ class Seen(NamedTuple):
     def given(self) -> list[str]:
         """What it has of what files need (see `Facts.needs`); whether it has costs is not known."""
         goals = {"achieved_goal", "desired_goal"} <= set(getattr(self.obs, "spaces", ()))
-        return ['info["action_mask"]'] * self.masks + ["goals"] * goals
+        planes = ["MinAtar's planes"] * self.env_id.endswith("-MinAtar")
+        return ['info["action_mask"]'] * self.masks + ["goals"] * goals + planes
 
 
 def look(env_id: str) -> Seen:
@@ -72,8 +73,7 @@ def _in_jax(env_id: str) -> bool:
         return False
     from solorl.envs.classic import DYNAMICS
 
-    known = env_id in DYNAMICS or openers(env_id).compiled
-    return bool(known) or envpool_has(env_id, "max_episode_steps")
+    return env_id in DYNAMICS or bool(openers(env_id).compiled) or envpool_has(env_id, "max_episode_steps")
 
 
 def takes(facts: Facts, name: str, seen: Seen) -> bool:

@@ -46,6 +46,7 @@ from solorl.lab.studies.collect import Collector
 from solorl.lab.studies.engines import ENGINES, Job, start
 from solorl.lab.studies.plan import Flags, Plan
 from solorl.lab.studies.resources import Resources, read_resources
+from solorl.lab.studies.runs import find
 from solorl.lab.studies.storage import Folder, open_storage, refusal
 from solorl.lab.studies.study import ATTEMPTS, LEASE, Study, open_study, read_plans
 from solorl.lab.studies.task import Task
@@ -75,8 +76,7 @@ def main(argv: Sequence[str]) -> int:
         refuse(path.exists() and not path.is_dir(), f"solo bench: {path} is a file, but should be a folder")
     refuse(args.until and not local, "solo bench: --until is for this machine; on a cluster --time limits each run")
     until, tasks = read_time(args.until) if args.until else 0.0, {task.id: task for task in plan.tasks}
-    if args.dry_run and local and "://" in where:
-        raise UsageError("solo bench: --dry-run prints commands for a folder, not for a bucket")
+    refuse(args.dry_run and local and "://" in where, "solo bench: --dry-run prints commands for folders, not buckets")
     if args.dry_run and local:
         dry_run(Study(Folder(Path(where)), plan.name, tasks), plan.tasks)
         for env_id in dict.fromkeys(task.env_id for task in made):
@@ -232,6 +232,8 @@ def conclusion(bench: Bench, code: int, seconds: float) -> list[str]:
     if late := len(bench.pool.late):
         lines.append(f"{late} not begun, because they could not end in time; the same command continues")
     lines += ["interrupted; the same command continues"] if code > 1 else []
+    if old := sum(task.id not in collector.tables and collector.table(task).exists() for task in tasks):
+        lines.append(f"{old} of these runs have the table of an earlier one there, maybe of another script or flags")
     folder = shlex.quote(str(collector.folder))
     return [*lines, *([f"results in {folder}; compare them: solo report {folder}"] if collector.tables else [])]
 
@@ -257,14 +259,20 @@ def look_after(argv: Sequence[str]) -> int:
         elif verb == "retry":
             say(f"{study.retry(tasks)} tasks may run again, by workers that are there or `solo bench`")
         elif verb == "logs":
-            text = study.storage.read(f"tasks/{tasks[0].id}/output.txt").decode(errors="replace")
+            # a process that trains several seeds prints where the first one is
+            at = find(study, tasks[0]).run_dir if tasks[0].script.ours else None
+            name = f"tasks/{at.parent.name if at else tasks[0].id}/output.txt"
+            text = study.storage.read(name).decode(errors="replace")
             say("\n".join(plain(line) for line in text.rstrip().splitlines()))
         else:
             folder, done = args.results or Path("benchmark/results") / study.name, study.ids()
             collector = Collector(study, folder, say, tasks[0].variant)
-            lost = [task for task in tasks if task.id in done and not collector.keep(task)]
+            newest = {collector.table(task): task for task in tasks if task.id in done}  # the last one planned
+            lost = [task for task in newest.values() if not collector.keep(task)]
             for task in lost:
                 say(f"lost       {task}: its run folder is gone")
+            if older := sum(task.id in done for task in tasks) - len(newest):
+                say(f"{older} left out: a later plan, with another script or flags, has runs of the same names")
             say(f"{len(collector.tables)} tables in {collector.folder}")
             return int(bool(collector.problems or lost))
     except FileNotFoundError:

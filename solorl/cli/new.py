@@ -100,10 +100,8 @@ def main(argv: Sequence[str]) -> int:
     write(path, header.with_header(header.read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
     said = f"how it differs from {source.path.name}, and in its title what it is"
     print(f"created {shown(path)} from {source.path.name}. Next:\n  edit it; say in its line `Differs` {said}")
-    if ours:
-        print(f"  say in its page, {shown(page)}, when to take it, and what its implementation details are")
+    print(f"  say in its page, {shown(page)}, when to take it, and its implementation details\n" * ours, end="")
     print(f"  solo train {typed}\n  solo diff {as_typed(source.path)} {typed}")
-    if ours:
-        print(f"  solo check --set-budget {name}     once the difference is what you want")
+    print(f"  solo check --set-budget {name}     once the difference is what you want\n" * ours, end="")
     print(f"  solo check {'' if ours else typed:18} before you share it")
     return 0

@@ -47,9 +47,7 @@ def read(path: Path) -> Run:
     its process was killed."""
     config, status = runfolder.config_of(path), runfolder.status_of(path)
     rows = runfolder.rows_of(path / METRICS, -runfolder.TAIL)
-    word = str(status.get("status", "unknown")).partition(":")[0]
-    if word == "running" and not is_locked(path):
-        word = "killed"
+    word = runfolder.status_now(path, str(status.get("status", "unknown")).partition(":")[0])
     found = [row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row]
     return {
         "folder": str(path),

@@ -33,8 +33,7 @@ class Table:
         columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), rich.TaskProgressColumn(),
                    rich.TextColumn("{task.fields[score]}"), rich.TimeElapsedColumn(), rich.TextColumn("left:"),
                    rich.TimeRemainingColumn())  # fmt: skip
-        console = Console(highlight=False)
-        self.progress = rich.Progress(*columns, console=console, auto_refresh=False, transient=True,
+        self.progress = rich.Progress(*columns, console=Console(highlight=False), auto_refresh=False, transient=True,
                                       speed_estimate_period=DAY)  # fmt: skip
         self._all = self.progress.add_task("", score="")
         self._rows: dict[str, Any] = {}  # id of the first task of a worker -> its bar

@@ -52,12 +52,8 @@ OTHERS = {
 }
 FAMILIES: dict[str, tuple[str, ...]] = GAMES | OTHERS
 # What pip installs where it is not one of our extras.
-INSTALL = {
-    "minatar": "minatar",
-    "shimmy": "'shimmy[dm-control]'",
-    "gymnasium_robotics": "gymnasium-robotics",
-    "minigrid": "minigrid",
-}
+INSTALL = {name: name.replace("_", "-") for name in ("gymnasium_robotics", "minatar", "minigrid")}
+INSTALL["shimmy"] = "'shimmy[dm-control]'"
 # What `Args.env_kind` of a script can say of its --env-id: any environment of Gymnasium or of EnvPool; games of Atari,
 # Gymnasium's, EnvPool's or, of several agents, PettingZoo's; of Procgen; games of several agents, all or those written
 # in JAX (`solorl.games.teams`); environments written in JAX, and those that EnvPool and Gymnasium have under the same
@@ -139,6 +135,7 @@ def check_env_id(env_id: str, typed: bool = True) -> None:
     import gymnasium as gym
 
     module, colon, name = env_id.rpartition(":")
+    refuse(not name, f"there is no environment without a name; write `CartPole-v1`, or `{module or 'package'}:Name-v0`")
     try:
         if colon:
             _import_module_of(env_id, module, typed)
@@ -291,7 +288,6 @@ def is_batched(env_id: str) -> bool:
 
 def reward_threshold(env_id: str) -> float:
     """The mean return from which on an environment counts as solved; UsageError where its spec does not say it."""
-    spec = _spec(env_id)
-    if spec is None or spec.reward_threshold is None:
-        raise UsageError(f"{env_id} has no reward threshold for --target-return auto; give a number")
-    return float(spec.reward_threshold)
+    threshold: Any = getattr(_spec(env_id), "reward_threshold", None)
+    refuse(threshold is None, f"{env_id} has no reward threshold for --target-return auto; give a number")
+    return float(threshold)

@@ -27,6 +27,7 @@ def asked(solo, env_id):
         ("odd_actions:OddBoundless-v0", ("vector", "continuous"), ["ppo_continuous_action"], ["crossq", "ppo_jax"]),
         ("odd_actions:OddBoard-v0", ("vector", "multidiscrete"), ["ppo_multidiscrete"], ["ppo"]),
         ("odd_actions:OddFromTwo-v0", ("vector", "discrete"), ["ppo", "pqn", "dqn"], ["ppo_jax"]),
+        ("MountainCar-v0", ("vector", "discrete"), ["ppo", "pqn", "dqn"], ["ppo_masked", "ppo_minatar_jax"]),
         ("games/TwoSenses-v0", ("dict", "discrete"), ["ppo_dict"], ["ppo"]),
         ("games/MovingDot-v0", ("image", "discrete"), ["ppo_image", "dqn_image"], ["dqn_atari", "ppo"]),
         ("games/CueMasked-v0", ("vector", "discrete"), ["ppo_masked", "ppo_lstm_masked", "ppo"], ["ppo_image"]),
@@ -66,6 +67,11 @@ def test_games_of_atari(env_id, package, best, not_taken, solo):
     assert names[: len(best)] == best and not {*names} & {*not_taken}
 
 
+def test_games_of_minatar(solo):
+    pytest.importorskip("gymnax")
+    assert asked(solo, "Asterix-MinAtar")["take"][0]["name"] == "ppo_minatar_jax"
+
+
 def test_it_is_told_in_words(solo):
     code, out, _ = solo("list", "--for", "games/TwoSenses-v0")
     first, second = out.splitlines()
@@ -92,6 +98,7 @@ def test_where_no_file_takes_it_a_wrapper_is_named(env_id, near, change, solo):
 def test_an_environment_that_does_not_exist_is_one_sentence(solo):
     refused(solo("list", "--for", "CartPol-v1"), "there is no environment CartPol-v1; did you mean CartPole-v1")
     refused(solo("list", "--for", "no_such_module:X-v0", "--json"), "no module no_such_module")
+    refused(solo("list", "--for", "odd_actions:"), "without a name", "odd_actions:Name-v0")
 
 
 def test_an_environment_that_does_not_work_is_one_sentence(solo, monkeypatch):

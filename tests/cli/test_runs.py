@@ -85,6 +85,9 @@ def test_runs_json_filters_and_folders(solo, runs):
     refused(solo("runs", "--script", "dnq"), "no run has --script dnq; did you mean dqn?")
     refused(solo("runs", "--status", "fnished"), "did you mean finished?")
     refused(solo("runs", "rns"), "there is no folder rns; did you mean runs?")
+    Path("notes").touch()
+    code, _, err = solo("runs", "notes")
+    assert code == 2 and "there is no folder notes" in err and "mean notes" not in err
 
 
 def test_a_run_without_its_process_was_killed(solo, runs):

@@ -129,14 +129,14 @@ def compare(
 ) -> Comparison:
     """Group results for a report.
 
-    `metric` "auto" is "eval" where every run has evaluations, else "train". `normalise` False leaves scores as they
-    are, for environments that share a scale. Without a `baseline` each method is compared with what it derives from,
-    where headers tell (`as_given` does not ask them), else with the first. Raises UsageError where no run has the
-    metric or no method is `baseline`.
+    `metric` "auto" is "eval" where every run that has a score has evaluations, else "train". `normalise` False leaves
+    scores as they are, for environments that share a scale. Without a `baseline` each method is compared with what it
+    derives from, where headers tell (`as_given` does not ask them), else with the first. Raises UsageError where no run
+    has the metric or no method is `baseline`.
     """
     notes: list[str] = []
     if metric == "auto":
-        metric = "eval" if all(score(result, "eval") is not None for result in results) else "train"
+        metric = "eval" if all(r.eval.get("mean") for r in results if r.last_100_episodes is not None) else "train"
         if metric == "train":
             notes.append("Not every run has greedy evaluations, so training episodes are compared.")
     kept = [result for result in results if score(result, metric) is not None]

@@ -35,9 +35,10 @@ class Curve:
 
 
 def points(result: Result, metric: str, axis: str) -> tuple[st.Array, st.Array]:
-    """A run's curve: positions (n,) and returns (n,). Training curves are means over the last WINDOW bins."""
+    """A run's curve: positions (n,) and returns (n,). Training curves are means over the last WINDOW bins. Empty where
+    there is none, as offline, where no episode is played in training, or by time of a table that has steps only."""
     columns = result.eval if metric == "eval" else result.train
-    if not columns or not columns["global_step"]:  # as offline, where no episode is played in training
+    if not columns or not columns["global_step"] or (axis == "time" and not any(columns["wall_time"])):
         return np.empty(0), np.empty(0)
     x = np.asarray(columns[AXES[axis]], np.float64)
     if metric == "eval":

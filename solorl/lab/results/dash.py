@@ -93,9 +93,7 @@ class Store:
                 found = printable(Result(**self.runs[name]["said"]))
         except ResultError as error:
             return plain(str(error))
-        trains = (run / runfolder.LOCK).is_file() and runfolder.is_locked(run)
-        word = found.status.partition(":")[0]
-        return replace(found, source=name, status="killed" if word == "running" and not trains else word)
+        return replace(found, source=name, status=runfolder.status_now(run, found.status.partition(":")[0]))
 
     # ------------------------------------------------------------------ showing
     def page(self, first: str = "") -> bytes:

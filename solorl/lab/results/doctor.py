@@ -68,7 +68,7 @@ def diverged(t: Training) -> str:
 
     The status of the run names it.
     Try: a smaller learning rate, a finite --max-grad-norm; are rewards and observations finite?
-    Source: the run itself; its folder crash/ has the tensors
+    Source: the run itself; where SoloRL trained it, its folder crash/ has the tensors
     """
     return t.status if t.status.startswith("diverged") else ""
 
@@ -79,7 +79,7 @@ def broke_off(t: Training) -> str:
     Try: the last lines that it has printed; --resume continues it from its newest checkpoint
     Source: the run itself
     """
-    broken = t.status == "failed" or (t.copy and t.status == "finished" and not t.curves)
+    broken = t.status in ("failed", "killed") or (t.copy and t.status == "finished" and not t.curves)
     return f"its status is {t.status}, its last row at step {number(t.steps)} of {number(t.total)}" if broken else ""
 
 
@@ -404,7 +404,7 @@ RULES = tuple((rule, *told_by(rule)) for rule in CAUSES_FIRST)
 
 def examine(training: Training) -> list[Finding]:
     """What looks wrong, causes before effects; nothing in a training that has solved its task and did not break off."""
-    if training.is_solved and not training.status.startswith(("diverged", "failed")):
+    if training.is_solved and not training.status.startswith(("diverged", "failed", "killed")):
         return []
     return [Finding(what, seen, remedy, by) for rule, what, remedy, by in RULES if (seen := rule(training))]
 

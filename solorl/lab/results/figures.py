@@ -68,10 +68,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def draw_curves(
-    comparison: cmp.Comparison,
-    curves: Mapping[tuple[str, str], cv.Curve],
-    totals: Mapping[str, cv.Curve],
-    axis: str,
+    comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], totals: Mapping[str, cv.Curve], axis: str
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
     panels = cv.panels(comparison, curves, totals)

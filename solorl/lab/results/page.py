@@ -55,6 +55,7 @@ def _data(comparison: cmp.Comparison, axis: str) -> dict[str, Any]:
     if len(comparison.shared) > 1:
         panels["Fraction of runs above a score"] = {"score": lines(comparison, cv.profiles(comparison))}
     shown = [{"title": title, "lines": found} for title, found in panels.items()]
+    axis = axis if any(f"{comparison.metric} {axis}" in found for found in panels.values()) else "steps"
     return {"methods": comparison.methods, "start": {"axis": axis, "metric": comparison.metric}, "panels": shown}
 
 

@@ -60,7 +60,7 @@ def trainings(paths: Iterable[Path]) -> tuple[list[Training], list[str]]:
     for source in sources:
         try:
             of_folder = of_run if (source / runfolder.CONFIG).is_file() else of_tensorboard
-            found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source))
+            found += [of_folder(source)] if source.is_dir() else map(of_result, _read(source, curves=True))
         except ResultError as error:
             problems.append(str(error))
     return found, problems
@@ -110,11 +110,16 @@ def places(path: Path) -> tuple[list[Path], list[str]]:
 
 
 def _read(source: Path, curves: bool = False) -> list[Result]:
-    """The results in a file or folder that `places` has found. Raises ResultError."""
+    """The results in a file or folder that `places` has found. Raises ResultError, with `curves` also for scores, which
+    have none."""
     if source.suffix in (".npz", ".csv") and source.is_file():
         from solorl.lab.results import paper  # here, because it loads NumPy
 
-        return paper.read_scores(source) if source.suffix == ".npz" else paper.read_points(source)
+        if curves and source.suffix == ".npz":
+            raise ResultError(f"{source} holds scores without steps, so there is no curve; `solo report` compares them")
+        if found := paper.read_scores(source) if source.suffix == ".npz" else paper.read_points(source):
+            return found
+        raise ResultError(f"{source} holds no result")
     return [read_folder(source, curves) if source.is_dir() else read(source)]
 
 

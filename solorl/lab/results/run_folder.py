@@ -23,7 +23,7 @@ LOCAL = ("runs_dir", "resume", "resume_changed", "wandb_entity")  # arguments th
 
 
 def read_run(run_dir: Path, curves: bool = False, strict: bool = True) -> Result:
-    """The result of a run folder, its status as it is, on request with its `curves`; the variant is its `exp_name`.
+    """The result of a run folder, its status as it is now, on request with its `curves`; the variant is its `exp_name`.
 
     Raises ResultError where a file is missing or damaged. Without `strict`, damaged rows are left out, and the status
     is empty where there is none.
@@ -45,12 +45,12 @@ def read_run(run_dir: Path, curves: bool = False, strict: bool = True) -> Result
             script_sha256=str(config.get("script_sha256", "")), args=_portable(args), git=config.get("git"),
             python=str(config.get("python", "")), versions=dict(config.get("versions") or {}),
             machine=_described(dict(config.get("machine") or {})), started=str(config.get("started", "")),
-            status=str(status["status"] if strict else status.get("status", "")), global_step=total,
-            wall_time=float(status.get("wall_time") or 0.0), together=_together(run_dir), source=str(run_dir),
+            status=runfolder.status_now(run_dir, str(status["status"] if strict else status.get("status", ""))),
+            global_step=total, wall_time=float(status.get("wall_time") or 0.0), together=_together(run_dir),
             eval=evaluations(select(rows, *EVAL_NAMES)), train=thinned(episodes, total), curves=curves_of(logged),
             declared={name: found[-1][2] for name in DECLARED if (found := select(rows, f"eval/{name}"))},
             last_100_episodes=last_mean([row[2] for row in episodes]), sps=median(rates) if rates else None,
-            parents=origins(copy) if copy.is_file() else [],
+            parents=origins(copy) if copy.is_file() else [], source=str(run_dir),
         )  # fmt: skip
         results.check(result)
         return result

@@ -37,7 +37,7 @@ def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) ->
     the folder and of those around it do not tell the environment.
     """
     env_id, name, seed = names or names_of(folder)
-    series, began = scalars(folder)
+    series, _, began = scalars(folder)
     episodes, evals = _table(series, TRAIN_TAGS), _table(series, EVAL_TAGS)
     if not episodes and not evals:
         tags = ", ".join(pair[0] for pair in (*TRAIN_TAGS, *EVAL_TAGS))
@@ -76,8 +76,9 @@ def names_of(folder: Path) -> tuple[str, str, int]:
     raise ResultError(f"{folder} does not tell its environment; {ways}")
 
 
-def scalars(folder: Path) -> tuple[dict[str, Series], float]:
-    """All scalar series by tag, and the time of the first event in seconds since 1970."""
+def scalars(folder: Path) -> tuple[dict[str, Series], dict[str, tuple[int, float]], float]:
+    """All scalar series by tag, of finite numbers; the last step and number of those that end with NaN or infinity;
+    and the time of the first event in seconds since 1970."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
@@ -87,11 +88,10 @@ def scalars(folder: Path) -> tuple[dict[str, Series], float]:
         events.Reload()
         found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
-    series = {}
-    for tag, events in found.items():
-        if rows := sorted((e.step, e.wall_time - began, float(e.value)) for e in events if math.isfinite(e.value)):
-            series[tag] = rows
-    return series, began
+    series = {tag: sorted((e.step, e.wall_time - began, float(e.value)) for e in rows) for tag, rows in found.items()}
+    finite = {tag: [row for row in rows if math.isfinite(row[2])] for tag, rows in series.items()}
+    bad = {tag: rows[-1][::2] for tag, rows in series.items() if rows and not math.isfinite(rows[-1][2])}
+    return {tag: rows for tag, rows in finite.items() if rows}, bad, began
 
 
 def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> list[list[float]]:

@@ -27,6 +27,7 @@ ALIASES = {
     "rollout/exploration_rate": "charts/epsilon",
     "eval/mean_reward": "eval/episodic_return",
 }
+LOSS = re.compile("(losses|train)/(?!explained_variance)")  # which is NaN where all returns are equal
 # Games of several sides: boards, PettingZoo's games of Atari, particles that are not one team.
 VERSUS = re.compile(r"games/(TicTacToe|ConnectFour)-|atari/|(mpe|team)/simple_(adversary|crypto|push|tag|world_comm)_")
 
@@ -105,15 +106,17 @@ def of_run(folder: Path) -> Training:
 
 
 def of_tensorboard(folder: Path) -> Training:
-    """A TensorBoard folder of CleanRL or Stable-Baselines3. Raises ResultError."""
+    """A TensorBoard folder of CleanRL or Stable-Baselines3, which has diverged where a loss is not finite in the end.
+    Raises ResultError."""
     from solorl.lab.results.tensorboard import names_of, scalars
 
-    series = scalars(folder)[0]
+    series, bad, _ = scalars(folder)
+    said = [f"diverged: {tag} is {value} at step {step:,}" for tag, (step, value) in bad.items() if LOSS.match(tag)]
     curves = curves_of((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
     if "train/entropy_loss" in curves:
         steps, values = curves["train/entropy_loss"]
         curves["losses/entropy"] = steps, -values
-    return Training(*names_of(folder), source=str(folder), curves=curves)
+    return Training(*names_of(folder), status=[*said, "finished"][0], source=str(folder), curves=curves)
 
 
 def of_result(one: Result) -> Training:

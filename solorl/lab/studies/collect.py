@@ -49,10 +49,14 @@ class Collector:
             self._say(f"not kept   {task} is finished, but its table is not in {self.folder}: {reason}")
             return True
 
+    def table(self, task: Task) -> Path:
+        """Where the table of a task lies, and may lie of an earlier run of this name, with another script or flags."""
+        return self.folder / results.Result(task.env_id, task.script.name, task.seed, task.variant).file_name
+
     def _is_there(self, task: Task) -> bool:
         mine = results.Result(task.env_id, task.script.name, task.seed, task.variant)
         with contextlib.suppress(ValueError):
-            found, status = results.read(self.folder / mine.file_name), self._study.result(task.id).get("status")
+            found, status = results.read(self.table(task)), self._study.result(task.id).get("status")
             took = results.rounded(status.get("wall_time")) if isinstance(status, dict) else None
             same = (found.key, found.script_sha256) == (mine.key, task.script.sha256)
             return same and took in (None, found.wall_time)

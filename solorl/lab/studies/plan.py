@@ -28,10 +28,7 @@ from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
 from solorl.scripts import facts_of
 
-JOB_KEYS = (
-    "script", "scripts", "python", "env_ids", "seeds", "num_seeds", "start_seed", "flags", "variants", "env_flags",
-    "resources",
-)  # fmt: skip
+JOB_KEYS = "script scripts python env_ids seeds num_seeds start_seed flags variants env_flags resources".split()
 MAX_SEED = 2**31 - 1  # as scripts of ours have it
 MAX_RUNS = 100_000  # of one command
 MAX_FILE_NAME = 240  # bytes of a result file's name; systems allow 255, and it is written under a longer one
@@ -125,8 +122,7 @@ class Plan:
 
 def make_tasks(
     scripts: Iterable[Script], env_ids: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Flags],
-    env_flags: Mapping[str, Flags] | None = None, python: str = "",
-    resources: Resources = Resources(),  # noqa: B008  frozen
+    env_flags: Mapping[str, Flags] | None = None, python: str = "", resources: Resources = Resources(),  # noqa: B008
 ) -> list[Task]:  # fmt: skip
     """Every script with every variant's flags on every environment with every seed, run by `python`.
 

@@ -81,8 +81,9 @@ class Search:
 
 
 def values(run_dir: Path | None, metric: str) -> list[float]:
-    """All values so far of a metric of a run."""
-    return [float(row[metric]) for row in rows_of(run_dir / METRICS, key=metric)] if run_dir else []
+    """All values so far of a metric of a run, those that are numbers."""
+    found = [row[metric] for row in rows_of(run_dir / METRICS, key=metric)] if run_dir else []
+    return [float(value) for value in found if isinstance(value, int | float)]
 
 
 def final_score(run_dir: Path | None, metric: str) -> float | None:
@@ -258,8 +259,8 @@ class Tuner(Pool):
             if hopeless:
                 raise TrialPruned(hopeless)
         score = final_score(find(self.study, task).run_dir, self.search.metric)
-        if score is None or score != score:
-            raise Failed(f"{task} has no {self.search.metric} in its {METRICS}")
+        if score is None or not abs(score) < float("inf"):  # NaN is not, either
+            raise Failed(f"{task} has no finite {self.search.metric} in its {METRICS}")
         return score
 
 

@@ -1,5 +1,6 @@
 """`solo doctor`: each rule sees its fault in curves made for it and nothing in healthy ones; reading; the command."""
 
+import fcntl
 import gzip
 import json
 import re
@@ -15,7 +16,7 @@ from solorl.games import BOARDS
 from solorl.games.teams import GAMES as TEAM_GAMES
 from solorl.lab.results import doctor
 from solorl.lab.results.read import trainings
-from solorl.lab.results.training import Training, of_run
+from solorl.lab.results.training import Training, of_run, of_tensorboard
 from solorl.scripts import script_paths
 
 STEPS = np.arange(1_000, 101_000, 1_000.0)
@@ -314,7 +315,11 @@ def test_a_damaged_run_is_examined_and_not_drawn(solo, tmp_path):
 
 def test_a_run_without_rows_that_says_it_finished_has_lost_them(tmp_path):
     assert rules_of(of_run(a_run(tmp_path / "lost", []))) == ["broke_off"]
-    assert rules_of(of_run(a_run(tmp_path / "begins", [], "running"))) == []  # its first row is still to come
+    begins = a_run(tmp_path / "begins", [], "running")
+    with open(begins / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert rules_of(of_run(begins)) == []  # its first row is still to come
+    assert rules_of(of_run(begins)) == ["broke_off"]  # it was killed
 
 
 def test_seeds_share_a_method(tmp_path):
@@ -373,6 +378,25 @@ def test_a_tensorboard_folder_of_stable_baselines3(solo, tmp_path):
             board.add_scalar("train/entropy_loss", -0.69, i)
     code, out, _ = solo("doctor", folder)
     assert code == 0 and "The policy stays random" in out and "changes too fast" not in out
+
+
+@pytest.mark.parametrize(
+    ("tag", "values", "found"),
+    [("losses/policy_loss", [1, float("nan"), float("nan")], ["diverged"]),
+     ("train/value_loss", [1, 2, float("inf")], ["diverged"]),
+     ("losses/value_loss", [float("nan"), 2, 1], []),  # the first row, before anything was learned
+     ("losses/explained_variance", [float("nan")] * 3, [])],
+)  # fmt: skip
+def test_losses_in_tensorboard_that_stay_nan_have_diverged(tag, values, found, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboardX import SummaryWriter
+
+    folder = tmp_path / "CartPole-v1__ppo__1__17"
+    with SummaryWriter(str(folder)) as board:
+        for step, value in enumerate(values):
+            board.add_scalar(tag, value, 100 * step)
+    run = of_tensorboard(folder)
+    assert rules_of(run) == found and (not found or all(word in run.status for word in (tag, "step 200")))
 
 
 # ---------------------------------------------------------------------- trainings with a fault

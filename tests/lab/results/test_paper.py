@@ -11,7 +11,7 @@ from test_report import SCORES, made, run_of
 
 from solorl import cli
 from solorl.lab.results import comparison as cmp
-from solorl.lab.results import paper, text
+from solorl.lab.results import paper, read, text
 from solorl.lab.results import result as results
 from solorl.lab.results.gather import named
 from solorl.lab.results.read import read_all
@@ -67,6 +67,15 @@ def test_a_report_reads_the_csv_that_it_writes(compared, tmp_path, solo):
     assert paper.points(cmp.compare(named(runs), baseline="old")) == table.read_text()
     code, _, _ = solo("report", table, "--out", tmp_path / "report")
     assert code == 0 and (tmp_path / "report" / "curves.csv").read_text() == table.read_text()
+
+
+def test_what_has_no_times_has_no_curve_by_time(tmp_path, solo):
+    (tmp_path / "x.csv").write_text("environment,method,seed,step,return\nX-v0,a,1,10,3\nX-v0,a,1,20,4\n")
+    assert solo("report", tmp_path / "x.csv", "--x", "time", "--out", tmp_path / "report")[0] == 0
+    assert {path.stem for path in (tmp_path / "report").glob("*.png")} == {"curves_steps"}
+    page = (tmp_path / "report/report.html").read_text()
+    assert '"axis":"steps"' in page and "eval time" not in page
+    assert "| 20 | - | - |" in (tmp_path / "report/report.md").read_text()
 
 
 def test_a_csv_of_others_may_have_more_columns_in_any_order(tmp_path):
@@ -149,6 +158,8 @@ def test_scores_of_others_are_read_without_names(tmp_path, solo):
         ({"a": np.full((3, 2), np.nan)}, "a is not a table of numbers"),
         ({"a": np.array([["x"]])}, "a is not a table of numbers"),
         ({"a": np.array([[object()]])}, "cannot be read"),
+        ({}, "holds no result"),
+        ({"a": np.ones((0, 2))}, "holds no result"),
         ({"a": np.ones((3, 2)), "environments": np.array(["one"])}, "a has 2 columns, but there are 1 environments"),
         (b"PK\x03\x04 damaged", "cannot be read"),
         (b"", "cannot be read"),
@@ -161,7 +172,7 @@ def test_damaged_scores_are_refused_in_a_sentence(content, sentence, tmp_path, s
     else:
         np.savez(path, **content)
     with pytest.raises(ResultError, match=sentence):
-        paper.read_scores(path)
+        read._read(path)
     refused(solo("report", path), sentence)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,13 +139,21 @@ def test_methods_have_colours_and_environments_panels(plot, tmp_path):
 
 def test_a_training_is_drawn_while_it_runs(plot, solo, tmp_path):
     run = a_run(tmp_path / "run", status="running")
-    refused(solo("report", run, "--out", tmp_path / "report"), "the run is not finished (running)")
+    refused(solo("report", run, "--out", tmp_path / "report"), "the run is not finished (killed)")
     (upper, _), _ = plot(run)
     assert len(lines(upper)[1]) == 4
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"global_step": 500, "wall_time": 50.0, "eval/episodic_return": 7.0}\n{"global_step": 510, "wa')
     (upper, _), _ = plot(run)
     assert lines(upper)[1][-1] == (500, 7.0)
+
+
+@pytest.mark.parametrize("command", ["plot", "doctor"])
+def test_scores_without_steps_have_no_curve(command, solo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("scores.npz", a=np.ones((3, 2)))
+    refused(solo(command, "scores.npz"), "scores.npz holds scores without steps", "solo report")
+    assert not Path("curve.png").exists()
 
 
 def test_the_newest_run_of_a_seed_counts_and_the_others_are_named(plot, tmp_path):

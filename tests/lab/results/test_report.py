@@ -694,6 +694,13 @@ def test_mistakes_are_one_sentence(solo, folder, words, sentence):
     refused(solo("report", *[folder if word == "F" else word for word in words]), sentence)
 
 
+def test_a_run_without_any_score_does_not_decide_what_is_compared():
+    none = run_of("CartPole-v1", "old", 9, 1.0, eval={}, train={}, last_100_episodes=None)
+    assert comparison.compare([*made(), none]).metric == "eval"
+    played = run_of("CartPole-v1", "old", 9, 1.0, eval={})
+    assert comparison.compare([*made(), none, played]).metric == "train"
+
+
 def test_no_run_has_the_metric():
     with pytest.raises(UsageError, match="none of the 1 results has evaluations"):
         comparison.compare([run_of("CartPole-v1", "old", 1, 1.0, eval={})], metric="eval")

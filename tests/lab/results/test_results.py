@@ -1,6 +1,7 @@
 """Results: collected from run folders, read back, and read from what other libraries write."""
 
 import ast
+import fcntl
 import gzip
 import importlib
 import json
@@ -161,7 +162,7 @@ def test_file_name(tmp_path):
     assert collect(make_run(tmp_path / "run2"), tmp_path).name == "CartPole-v1__ppo__1.json.gz"
 
 
-@pytest.mark.parametrize("status", ["running", "stopped", "failed", "diverged: losses/value_loss is nan"])
+@pytest.mark.parametrize("status", ["stopped", "failed", "diverged: losses/value_loss is nan"])
 def test_an_unfinished_run_is_refused(tmp_path, status):
     run = make_run(tmp_path / "run", status=status)
     with pytest.raises(ValueError, match="is not finished"):
@@ -169,6 +170,17 @@ def test_an_unfinished_run_is_refused(tmp_path, status):
     assert not (tmp_path / "results").exists()
     found, problems = read_all([run])
     assert found == [] and problems == [f"{run} is left out: the run is not finished ({status})"]
+
+
+def test_a_run_that_says_running_and_has_no_process_was_killed(tmp_path):
+    run = make_run(tmp_path / "run", status="running")
+    assert read_all([run])[1] == [f"{run} is left out: the run is not finished (killed)"]
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_all([run])[1] == [f"{run} is left out: the run is not finished (running)"]
+    (run / ".lock").unlink()
+    os.mkfifo(run / ".lock")  # of somebody else's run: nobody waits for it
+    assert read_all([run])[1] == [f"{run} is left out: the run is not finished (killed)"]
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_a_stopped_run_continues_on_another_machine_from_its_last_checkpoint(pla
     assert code == 0 and len(list((place / "results").iterdir())) == 2
     assert "CartPole" not in solo("bench", "logs", where, tasks[0].id)[1]
     words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--storage", where]
-    refused(solo(*words, "--dry-run"), "--dry-run prints commands for a folder, not for a bucket")
+    refused(solo(*words, "--dry-run"), "--dry-run prints commands for folders, not buckets")
 
 
 def test_of_several_that_create_a_file_one_succeeds(place):

@@ -392,6 +392,22 @@ def test_scripts_of_the_same_contents_under_two_names_are_two(solo, place):
     assert {Path(name).name for name in Folder(place / "work").list("scripts")} == {"fake.py", "twin.py"}
 
 
+def test_of_two_versions_of_a_script_the_later_one_has_the_table_and_that_is_said(solo, place):
+    words = ["bench", "fake.py", "--env-ids", "CartPole-v1", "--storage", "work", "--results", "results"]
+    script = (place / "fake.py").read_text()
+    assert solo(*words)[0] == 0
+    (place / "fake.py").write_text(script.replace("if step == args.fail_at", "if step == 2"))
+    code, out, _ = solo(*words)
+    assert code == 1 and "1 of these runs have the table of an earlier one" in out
+    (place / "fake.py").write_text(f"{script}# the third version")
+    code, out, _ = solo(*words)
+    assert code == 0 and "earlier" not in out
+    code, out, _ = solo("bench", "collect", "work", "--results", "again")
+    assert code == 0 and "1 left out" in out and "1 tables in again" in out
+    (run,), problems = read_all([place / "again"])
+    assert run.script_sha256 == plan.sha256(place / "fake.py") and problems == []
+
+
 def test_a_plan_whose_scripts_are_named_by_their_hashes_alone_can_be_read(place):
     """As earlier versions wrote it."""
     study, [made] = planned(place / "work", place)

@@ -121,6 +121,18 @@ def test_failures_are_failed_trials_with_their_reason(solo, place):
     assert trials().trials[0].user_attrs["reason"] == reason and f"failed, {reason}" in out
 
 
+def test_what_is_no_finite_number_is_no_score(solo, place):
+    """A script of one's own may log words, null and infinity."""
+    script = (place / "fake.py").read_text()
+    for number, logged in enumerate(('"a word"', "None", "math.inf")):
+        (place / "fake.py").write_text(script.replace("row = {", f'row = {{"mine/x": {logged}, '))
+        code, out, _ = solo(*command("--metric", "mine/x", "--storage", f"work{number}", trials=1))
+        assert code == 1 and "1 trials failed" in out and "no finite mine/x" in out
+    rows = ['{"mine/x": 1.5}', '{"mine/x": null}', '{"mine/x": "2"}', '{"mine/x": 3}']
+    (place / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    assert tune.values(place, "mine/x") == [1.5, 3.0]
+
+
 def prune_with(place, hopeless, *, seeds, steps, values):
     """A search whose learning rates are `values`, one after the other, with a pruner of our choice."""
 

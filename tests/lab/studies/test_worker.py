@@ -96,7 +96,7 @@ def test_a_killed_training_continues_as_often_as_it_may(solo, place, by):
 
 
 def test_seeds_of_one_process_are_shared_out_and_a_half_done_one_continues_alone(solo, place):
-    (place / "many.py").write_text(MANY)
+    (place / "many.py").write_text(MANY + "    print('seed', seed)")
     one = ["bench", "many.py", "--env-ids", "CartPole-v1", "--results", "results", "--storage", "work"]
     out = solo(*one, "--num-seeds", 1, "--start-seed", 2, "--dry-run")[1]
     (half := place / out.split("--runs-dir ")[1].split()[0] / "seed2").mkdir(parents=True)
@@ -109,6 +109,9 @@ def test_seeds_of_one_process_are_shared_out_and_a_half_done_one_continues_alone
     )
     assert "many CartPole-v1 seed 3 to" in out or "many CartPole-v1 seed 4 to" in out
     assert "(5 of them before)" in solo(*one, "--num-seeds", 5)[1]
+    for seed in range(1, 6):  # each is told what its process has printed
+        code, out, _ = solo("bench", "logs", "work", f"many__CartPole-v1__{seed}__")
+        assert code == 0 and f"seed {seed}" in out.splitlines()
 
 
 FOREIGN = """
