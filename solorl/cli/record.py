@@ -23,9 +23,7 @@ def main(argv: Sequence[str]) -> int:
     how.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     how.add_argument("--random", action="store_true", help="uniformly random actions; the policy is not asked")
     p.add_argument("--num-envs", metavar="N", type=at_least(1), default=8, help="environments side by side (8)")
-    p.add_argument(
-        "--seed", metavar="S", type=at_least(0, 2**31 - 1), help="of environments and actions (that of the run)"
-    )
+    p.add_argument("--seed", metavar="S", type=at_least(0, 2**31 - 1), help="of environments and actions (the run's)")
     p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = p.parse(argv)
     from solorl.envs.surroundings import undisturbed  # here: they load the numerical libraries
@@ -52,6 +50,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     from dataclasses import replace
 
     import numpy as np
+    from gymnasium.vector.utils import batch_space
 
     from solorl.compute.device import RECORD, env_seed, seed_all
     from solorl.envs.guest import hosted
@@ -70,7 +69,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     bare = bare_action_space(envs)
     boxes = {action_kind(space) for space in (bare, spaces[1])} == {"continuous"} and bare.shape == spaces[1].shape
     clips = boxes and bare.is_bounded() and not spaces[1].is_bounded()  # what a wrapper gives the environment counts
-    envs.action_space.seed(seed)
+    drawn: Any = batch_space(bare, count) if clips else envs.action_space  # without bounds nothing is uniform
+    drawn.seed(seed)
     spaces[1].seed(seed)
     obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
     run, config = run_dir.resolve().name, config_of(run_dir)
@@ -84,7 +84,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         if player:
             action = player(obs, infos, first)
         elif masks is None:
-            action = envs.action_space.sample()
+            action = drawn.sample()
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)
