@@ -81,6 +81,16 @@ def test_scores_are_those_of_d4rl_and_of_own_data(solo, tmp_path):
     assert "mean 0.00," in next(line for line in out.splitlines() if line.startswith("own score"))
 
 
+def test_data_without_a_whole_episode_are_described_but_are_no_reference(solo, tmp_path):
+    """As a few steps of long episodes are."""
+    folder = recorded(tmp_path / "short", "HalfCheetah-v5", 10)
+    code, out, err = solo("dataset", "info", folder, "--out", tmp_path / "returns.png")
+    assert code == 0 and err == "" and "2, of which 2 were cut short" in out and "score" not in out
+    assert "obs 16" in out and "nan" not in out
+    code, out, err = solo("dataset", "info", folder, "--random", folder, "--expert", folder)
+    assert code == 2 and out == "" and err.count("\n") == 1 and str(folder) in err and "whole episode" in err
+
+
 def test_the_picture_is_written(folder, tmp_path):
     for name in ("returns.png", "returns.svg"):
         figures.write_histogram({"$a_b$": np.arange(9.0), "b": np.ones(3)}, tmp_path / name)
