@@ -145,8 +145,10 @@ def test_mistakes_are_said_in_one_sentence(folder, store, solo, tmp_path):
         ("info", str(folder), "--random", str(folder)): "--random and --expert go together",
         ("info", str(folder), "--out", "a.txt"): "--out is a picture of info, PNG or SVG, not a.txt",
         ("export", str(folder)): "solo dataset export takes a folder and a name of Minari's",
-        ("export", str(folder), "mine/test-v0"): "Minari has a data set mine/test-v0 already",
-        ("export", str(folder), "a name"): "the Minari data set a name does not fit: Malformed dataset ID",
+        ("export", str(folder), "mine/test-v0"): "Minari has mine/test-v0 already",
+        ("export", str(folder), "a name-v0"): "the Minari data set a name-v0 does not fit: Malformed dataset ID",
+        ("export", str(folder), "mine/test"): "mine/test does not end with a version",
+        ("import", "mine/test", "there"): "mine/test does not end with a version",
         ("export", "nowhere", "mine/test-v1"): "nowhere is not a data set",
         ("import", "mine/other-v0", "there"): "there is no Minari data set mine/other-v0 here",
         ("import", "mine/test-v0", str(folder)): "has a data set already",
@@ -372,6 +374,34 @@ def test_flags_of_minari_may_be_of_any_numbers(kind, store, solo, tmp_path):
     assert solo("dataset", "export", tmp_path / "data", "own/back-v0")[0] == 0
     assert solo("dataset", "import", "own/back-v0", tmp_path / "back")[0] == 0
     assert read(tmp_path / "back").cut.tolist() == data.cut.tolist()
+
+
+NOT_WHOLE = (
+    ("actions", np.full(4, 0.5), "actions"),  # not choices; a type of integers would make zeros of them
+    ("actions", np.zeros((4, 1), np.int64), "actions"),
+    ("observations", np.zeros((5, 3)), "observations"),
+    ("terminations", np.array([0, 1, 0, 0]), "continues"),
+    ("rewards", np.zeros((4, 2)), "reshape"),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "said"), NOT_WHOLE)
+def test_what_minari_did_not_check_is_refused_before_it_is_written(name, value, said, store, solo, tmp_path):
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    ends = np.zeros((2, 4), bool)
+    arrays = {"observations": np.zeros((5, 2), np.float32), "actions": np.ones(4, np.float32)}
+    arrays |= {"rewards": np.ones((4, 1)), "terminations": ends[0], "truncations": ends[1]}
+    spaces = {"observation_space": gym.spaces.Box(-1, 1, (2,)), "action_space": gym.spaces.Discrete(2)}
+    for made, change in {"own/right-v0": {}, "own/wrong-v0": {name: value}}.items():
+        minari.create_dataset_from_buffers(made, [EpisodeBuffer(**(arrays | change), infos={})], **spaces)
+    assert solo("dataset", "import", "own/right-v0", tmp_path / "right")[0] == 0
+    right = read(tmp_path / "right")
+    assert right.action.dtype == np.int64 and right.action.tolist() == [1] * 4 and right.reward.tolist() == [1] * 4
+    code, out, err = solo("dataset", "import", "own/wrong-v0", tmp_path / "wrong")
+    assert code == 2 and out == "" and err.count("\n") == 1 and said in err
+    assert not list((tmp_path / "wrong").glob("*.npz"))
 
 
 def test_actions_in_the_bounds_of_the_environment_are_scaled_as_make_env_does(tmp_path):
