@@ -9,7 +9,7 @@ import resource
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import definitions, refused
+from conftest import ROOT, definitions, refused
 
 from solorl.data.dataset import Writer, open_datasets, read
 from solorl.envs.vector import VectorEnvs
@@ -374,6 +374,38 @@ def test_flags_of_minari_may_be_of_any_numbers(kind, store, solo, tmp_path):
     assert solo("dataset", "export", tmp_path / "data", "own/back-v0")[0] == 0
     assert solo("dataset", "import", "own/back-v0", tmp_path / "back")[0] == 0
     assert read(tmp_path / "back").cut.tolist() == data.cut.tolist()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("env_id", ["moody:Plain-v0", "Pendulum-v1"])
+def test_the_page_makes_a_data_set_of_arrays_in_d4rls_layout(env_id, known, tmp_path, monkeypatch):
+    """Without `next_observations` all is there but the last rows of what a limit, or the end of the file, has ended."""
+    env = gym.make(env_id, max_episode_steps=7)
+    env.action_space.seed(0)
+    rows, obs = [], env.reset(seed=0)[0].copy()
+    for _ in range(60):
+        action = env.action_space.sample()
+        after, reward, terminated, truncated, _ = env.step(action)
+        rows.append((obs, action, reward, terminated, truncated, after.copy()))
+        obs = (env.reset()[0] if terminated or truncated else after).copy()
+    names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+    arrays = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    np.savez(tmp_path / "mine.npz", **{name: arrays[name] for name in names[: 5 + known]})
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/offline_data.md").read_text().split("## Your own data")[1]
+    exec(page.split("```python")[1].split("```")[0].replace("Hopper-v5", env_id), {})
+    data = read(tmp_path / "data/mine")
+    kept = [row for i, row in enumerate(rows) if known or row[3] or not (row[4] or i == 59)]
+    assert len(data) == len(kept) < 61 - 5 * (not known)
+    for i, (obs, action, reward, terminated, truncated, after) in enumerate(kept):
+        assert (data.obs[i] == obs).all() and (data.action[i] == action).all() and data.reward[i] == np.float32(reward)
+        assert data.terminated[i] == terminated and (terminated or (data.next_obs[i] == after).all())
+        limit = truncated and not terminated
+        follows = i + 1 == len(kept) or not (kept[i + 1][0] == after).all()
+        assert data.truncated[i] == ((limit if known and i < 59 else follows) and not terminated)
+    assert data.cut.sum() == (rows[-1][3] or rows[-1][4]) ^ 1 and not data.cut[:-1].any()
+    envs = VectorEnvs([lambda: gym.make(env_id)])
+    assert len(open_datasets("data/mine", env_id, envs)) == len(kept)
 
 
 NOT_WHOLE = (
