@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"{exchange.bring(args.names[0], others[0]):,} episodes in {shown(others[0])}")
     except OSError as error:
-        raise UsageError(f"{error.filename or args.names[-1]} cannot be written: {error.strerror}") from None
+        from solorl.lab.studies.storage import refusal
+
+        raise UsageError(refusal(error, args.names[-1])) from None
     return 0
 
 
@@ -126,8 +128,7 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     print("\n".join(aligned(lines)))
     rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]
     for name, values in (("obs", data.obs), ("action", data.action)):
-        columns = values.reshape(len(values), -1).T
-        columns = columns if len(columns) <= MOST else values.reshape(1, -1)
+        columns = values.reshape(len(values), -1).T if values.size <= MOST * len(values) else values.reshape(1, -1)
         for i, column in enumerate(columns):
             cells = [number(float(f(column))) for f in (np.mean, np.std, np.min, np.max)]
             rows.append((f"{name} {i}" if len(columns) > 1 else name, *cells, f"{len(np.unique(column)):,}"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, definitions, refused
 
+from solorl.cli import dataset
 from solorl.data.dataset import Writer, open_datasets, read
 from solorl.envs.vector import VectorEnvs
 from solorl.lab.datasets import exchange
@@ -89,6 +90,17 @@ def test_data_without_a_whole_episode_are_described_but_are_no_reference(solo, t
     assert "obs 16" in out and "nan" not in out
     code, out, err = solo("dataset", "info", folder, "--random", folder, "--expert", folder)
     assert code == 2 and out == "" and err.count("\n") == 1 and str(folder) in err and "whole episode" in err
+
+
+def test_a_reader_that_leaves_is_no_folder_that_cannot_be_written(folder, monkeypatch):
+    """As of `solo dataset info DIR | head`; `solo` itself sees to it."""
+
+    def left(*values):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(builtins, "print", left)
+    with pytest.raises(BrokenPipeError):
+        dataset.main(["info", str(folder)])
 
 
 def test_the_picture_is_written(folder, tmp_path):
