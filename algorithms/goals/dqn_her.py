@@ -65,18 +65,16 @@ def make_env(env_id, **kwargs):
 
 
 def has_goals(env):
-    """Whether the observations have the entries of a task with goals, and compute_reward takes batches of them."""
+    """Whether the observations have the entries of a task with goals, and compute_reward takes batches of them. So must
+    compute_terminated, if there is one, unless it is a single False where goals are reached: nothing ends there."""
     spaces = [env.observation_space.spaces.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
     batch = [np.ones((3, *x.shape), x.dtype) for x in spaces if isinstance(x, gym.spaces.Box) and len(x.shape) == 1]
     try:
-        return len(batch) == 3 and np.shape(env.get_wrapper_attr("compute_reward")(*batch[1:], {})) == (3,)
+        ends = env.has_wrapper_attr("compute_terminated") and env.get_wrapper_attr("compute_terminated")(*batch[1:], {})
+        reward = env.get_wrapper_attr("compute_reward")(*batch[1:], {})
+        return len(batch) == 3 and np.shape(reward) == (3,) and (np.shape(ends) == (3,) or np.array_equal(ends, False))
     except Exception:  # there is none, or its code expects one goal, or something in `info`
         return False
-
-
-def never_ends(achieved_goal, desired_goal, info):  # two (batch, goal_dim) -> (batch,)
-    """For environments whose episodes do not end at the goal, which need not have compute_terminated."""
-    return np.zeros(len(achieved_goal), bool)
 
 
 def joined(obs):
@@ -184,11 +182,11 @@ if __name__ == "__main__":
     envs = run.vector_env(make_env, args.env_id, args.num_envs)  # where an episode ends, obs begins the next one
     run.require_spaces(envs, obs="dict", action="discrete")
     spaces, num_actions = envs.single_observation_space.spaces, int(envs.single_action_space.n)
-    goal_env = make_env(args.env_id)
-    sentence = f"{args.env_id} must have vectors observation, achieved_goal, desired_goal"
-    run.require(has_goals(goal_env), f"{sentence}, and compute_reward of batches of goals, without info")
-    compute_reward, ends = goal_env.get_wrapper_attr("compute_reward"), goal_env.has_wrapper_attr("compute_terminated")
-    compute_terminated = goal_env.get_wrapper_attr("compute_terminated") if ends else never_ends
+    game = make_env(args.env_id)
+    sentence = f"{args.env_id} must have vectors observation, achieved_goal, desired_goal, and compute_reward"
+    run.require(has_goals(game), f"{sentence}, and any compute_terminated, of batches of goals, without info")
+    compute_reward, ends = game.get_wrapper_attr("compute_reward"), game.has_wrapper_attr("compute_terminated")
+    compute_terminated = game.get_wrapper_attr("compute_terminated") if ends else lambda x, *_: np.zeros(len(x), bool)
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment
     batch_steps = args.num_envs * num_steps

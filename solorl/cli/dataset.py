@@ -56,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
                 figures.write_histogram(returns, args.out)
                 print(f"picture {shown(args.out)}")
         elif args.what == "export":
-            low, high = own or _d4rl(first) or (None, None)
-            count = exchange.export(first, args.names[1], low, high)
+            count = exchange.export(first, args.names[1], *(own or _d4rl(first) or (None, None)))
             print(f"Minari has {plain(args.names[1])} now: {count:,} episodes")
         else:
-            count = exchange.bring(args.names[0], others[0])
-            print(f"{count:,} episodes in {shown(others[0])}")
+            print(f"{exchange.bring(args.names[0], others[0]):,} episodes in {shown(others[0])}")
     except OSError as error:
-        raise UsageError(f"{error.filename or args.names[-1]} cannot be written: {error.strerror}") from None
+        from solorl.lab.studies.storage import refusal
+
+        raise UsageError(refusal(error, args.names[-1])) from None
     return 0
 
 
@@ -88,7 +88,9 @@ def made(args: Any) -> None:
 def _mean(folder: Path) -> float:
     from solorl.data.dataset import read
 
-    return float(read(folder).whole_returns().mean())
+    returns = read(folder).whole_returns()
+    refuse(not len(returns), f"{folder} has no whole episode, so no mean return")
+    return float(returns.mean())
 
 
 def _d4rl(folder: Path) -> tuple[float, float] | None:
@@ -116,18 +118,17 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
         ("transitions", f"{len(data):,} in {pieces} piece{'s'[: pieces != 1]}, {about.get('num_envs')} side by side"),
         ("episodes", f"{len(lengths):,}, of which {data.cut.sum():,} were cut short; length {spread(lengths)}"),
         ("ends", f"{data.terminated.sum():,} terminated, {at_limit:,} at a limit"),
-        ("returns", f"{spread(returns)}, standard deviation {number(returns.std())}"),
+        ("returns", f"{spread(returns)}, standard deviation {number(returns.std())}" if len(returns) else "unknown"),
     ]
     for name, scores in (("D4RL", _d4rl(folder)), ("own", own)):
-        if scores:
+        if scores and len(returns):
             low, high = map(number, scores)
             lines.append((f"{name} score", f"{spread(100 * normalise(returns, *scores))} (0: {low}, 100: {high})"))
     lines.append(("SHA-256", digest(about)))
     print("\n".join(aligned(lines)))
     rows: list[Sequence[str]] = [("", "mean", "std", "min", "max", "values")]
     for name, values in (("obs", data.obs), ("action", data.action)):
-        columns = values.reshape(len(values), -1).T
-        columns = columns if len(columns) <= MOST else values.reshape(1, -1)
+        columns = values.reshape(len(values), -1).T if values.size <= MOST * len(values) else values.reshape(1, -1)
         for i, column in enumerate(columns):
             cells = [number(float(f(column))) for f in (np.mean, np.std, np.min, np.max)]
             rows.append((f"{name} {i}" if len(columns) > 1 else name, *cells, f"{len(np.unique(column)):,}"))

@@ -50,6 +50,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     from dataclasses import replace
 
     import numpy as np
+    from gymnasium.vector.utils import batch_space
 
     from solorl.compute.device import RECORD, env_seed, seed_all
     from solorl.envs.guest import hosted
@@ -68,7 +69,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     bare = bare_action_space(envs)
     boxes = {action_kind(space) for space in (bare, spaces[1])} == {"continuous"} and bare.shape == spaces[1].shape
     clips = boxes and bare.is_bounded() and not spaces[1].is_bounded()  # what a wrapper gives the environment counts
-    envs.action_space.seed(seed)
+    drawn: Any = batch_space(bare, count) if clips else envs.action_space  # without bounds nothing is uniform
+    drawn.seed(seed)
     spaces[1].seed(seed)
     obs, infos = envs.reset(seed=[env_seed(seed, RECORD, i) for i in range(count)])
     run, config = run_dir.resolve().name, config_of(run_dir)
@@ -82,7 +84,7 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
         if player:
             action = player(obs, infos, first)
         elif masks is None:
-            action = envs.action_space.sample()
+            action = drawn.sample()
         else:
             action = np.array([spaces[1].sample(mask=mask.astype(np.int8)) for mask in masks])
         obs, reward, terminated, truncated, infos = envs.step(action)

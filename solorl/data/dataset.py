@@ -91,8 +91,7 @@ class Dataset:
         return np.bincount(self.episode, self.reward.astype(np.float64))
 
     def whole_returns(self) -> np.ndarray:
-        """The returns of the episodes that were not cut; UsageError where there is none."""
-        refuse(self.cut.all(), "the data set has no whole episode")
+        """The returns of the episodes that were not cut; there may be none."""
         return self.returns()[~self.cut]
 
 
@@ -141,9 +140,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         refuse_links(folder)
     if not (about := read_json(folder / ABOUT, MOST_ABOUT)):
         raise UsageError(f"{folder} is not a data set: it has no {ABOUT} that can be read")
-    if about.get("format") != FORMAT:
-        raise UsageError(f"{folder} has format {about.get('format')!r:.40}; this version reads format {FORMAT}")
-    pieces = about.get("pieces")
+    found, pieces = about.get("format"), about.get("pieces")
+    refuse(found != FORMAT, f"{folder} has format {found!r:.40}; this version reads format {FORMAT}")
     named = isinstance(pieces, list) and all(isinstance(p, dict) and is_plain_name(p.get("file")) for p in pieces)
     if not named or not all(map(is_count, (about.get("num_envs"), *(p.get("transitions") for p in pieces)))):  # type: ignore[union-attr]
         raise UsageError(f"{folder / ABOUT} is damaged: its list of pieces cannot be read")
@@ -189,9 +187,8 @@ def read(folder: Path) -> Dataset:
         size, action_size = (math.prod(space.shape) * space.dtype.itemsize for space in spaces)  # type: ignore
     # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
-    if sum(most) > machine.memory():
-        gigabytes = sum(most) / 2**30, machine.memory() / 2**30
-        raise UsageError("{} needs {:,.1f} GiB of memory, but there are {:,.1f}".format(folder, *gigabytes))
+    need, there = sum(most) / 2**30, machine.memory() / 2**30
+    refuse(need > there, f"{folder} needs {need:,.1f} GiB of memory, but there are {there:,.1f}")
     sizes = zip(about["pieces"], most, strict=True)
     pieces = [_read_piece(folder, *each, about["num_envs"], *spaces) for each in sizes]
     with told(f"the pieces of {folder} do not fit"):

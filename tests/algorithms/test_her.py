@@ -240,13 +240,19 @@ def test_rewards_that_do_not_follow_from_the_goals_end_the_run(name, train):
 
 
 @EITHER
-@pytest.mark.parametrize("kind", ["ByOne", "WithInfo"])
-def test_rewards_that_are_not_those_of_a_batch_of_goals_are_refused(name, kind, train, tmp_path):
+@pytest.mark.parametrize("kind", ["ByOne", "WithInfo", "EndsByOne", "EndsByBool", "EndsInColumns"])
+def test_rewards_and_ends_that_are_not_those_of_a_batch_of_goals_are_refused(name, kind, train, tmp_path):
     """With one environment the check of the first steps sees a batch of one, for which a single number looks right."""
     env_id = ENVS[name].replace("Walks", kind)
     train(name, "--env-id", env_id, *SMALL[name], "--num-envs", 1, code=2, runs_dir=tmp_path / "none")
     assert train.out.count("\n") == 1 and "compute_reward" in train.out and "batch" in train.out
     assert not (tmp_path / "none").exists()
+
+
+@EITHER
+def test_a_task_may_say_of_all_goals_at_once_that_nothing_ends_there(name, train):
+    v = train(name, "--env-id", ENVS[name].replace("Walks", "GoesOn"), *SMALL[name])
+    assert v["compute_terminated"](np.zeros((3, 1)), np.zeros((3, 1)), {}) is False
 
 
 @pytest.mark.parametrize("kind", ["NoGoals", "WithoutRewards"])

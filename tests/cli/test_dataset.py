@@ -9,8 +9,9 @@ import resource
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import definitions, refused
+from conftest import ROOT, definitions, refused
 
+from solorl.cli import dataset
 from solorl.data.dataset import Writer, open_datasets, read
 from solorl.envs.vector import VectorEnvs
 from solorl.lab.datasets import exchange
@@ -81,6 +82,27 @@ def test_scores_are_those_of_d4rl_and_of_own_data(solo, tmp_path):
     assert "mean 0.00," in next(line for line in out.splitlines() if line.startswith("own score"))
 
 
+def test_data_without_a_whole_episode_are_described_but_are_no_reference(solo, tmp_path):
+    """As a few steps of long episodes are."""
+    folder = recorded(tmp_path / "short", "HalfCheetah-v5", 10)
+    code, out, err = solo("dataset", "info", folder, "--out", tmp_path / "returns.png")
+    assert code == 0 and err == "" and "2, of which 2 were cut short" in out and "score" not in out
+    assert "obs 16" in out and "nan" not in out
+    code, out, err = solo("dataset", "info", folder, "--random", folder, "--expert", folder)
+    assert code == 2 and out == "" and err.count("\n") == 1 and str(folder) in err and "whole episode" in err
+
+
+def test_a_reader_that_leaves_is_no_folder_that_cannot_be_written(folder, monkeypatch):
+    """As of `solo dataset info DIR | head`; `solo` itself sees to it."""
+
+    def left(*values):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(builtins, "print", left)
+    with pytest.raises(BrokenPipeError):
+        dataset.main(["info", str(folder)])
+
+
 def test_the_picture_is_written(folder, tmp_path):
     for name in ("returns.png", "returns.svg"):
         figures.write_histogram({"$a_b$": np.arange(9.0), "b": np.ones(3)}, tmp_path / name)
@@ -135,8 +157,10 @@ def test_mistakes_are_said_in_one_sentence(folder, store, solo, tmp_path):
         ("info", str(folder), "--random", str(folder)): "--random and --expert go together",
         ("info", str(folder), "--out", "a.txt"): "--out is a picture of info, PNG or SVG, not a.txt",
         ("export", str(folder)): "solo dataset export takes a folder and a name of Minari's",
-        ("export", str(folder), "mine/test-v0"): "Minari has a data set mine/test-v0 already",
-        ("export", str(folder), "a name"): "the Minari data set a name does not fit: Malformed dataset ID",
+        ("export", str(folder), "mine/test-v0"): "Minari has mine/test-v0 already",
+        ("export", str(folder), "a name-v0"): "the Minari data set a name-v0 does not fit: Malformed dataset ID",
+        ("export", str(folder), "mine/test"): "mine/test does not end with a version",
+        ("import", "mine/test", "there"): "mine/test does not end with a version",
         ("export", "nowhere", "mine/test-v1"): "nowhere is not a data set",
         ("import", "mine/other-v0", "there"): "there is no Minari data set mine/other-v0 here",
         ("import", "mine/test-v0", str(folder)): "has a data set already",
@@ -362,6 +386,66 @@ def test_flags_of_minari_may_be_of_any_numbers(kind, store, solo, tmp_path):
     assert solo("dataset", "export", tmp_path / "data", "own/back-v0")[0] == 0
     assert solo("dataset", "import", "own/back-v0", tmp_path / "back")[0] == 0
     assert read(tmp_path / "back").cut.tolist() == data.cut.tolist()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("env_id", ["moody:Plain-v0", "Pendulum-v1"])
+def test_the_page_makes_a_data_set_of_arrays_in_d4rls_layout(env_id, known, tmp_path, monkeypatch):
+    """Without `next_observations` all is there but the last rows of what a limit, or the end of the file, has ended."""
+    env = gym.make(env_id, max_episode_steps=7)
+    env.action_space.seed(0)
+    rows, obs = [], env.reset(seed=0)[0].copy()
+    for _ in range(60):
+        action = env.action_space.sample()
+        after, reward, terminated, truncated, _ = env.step(action)
+        rows.append((obs, action, reward, terminated, truncated, after.copy()))
+        obs = (env.reset()[0] if terminated or truncated else after).copy()
+    names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+    arrays = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    np.savez(tmp_path / "mine.npz", **{name: arrays[name] for name in names[: 5 + known]})
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/offline_data.md").read_text().split("## Your own data")[1]
+    exec(page.split("```python")[1].split("```")[0].replace("Hopper-v5", env_id), {})
+    data = read(tmp_path / "data/mine")
+    kept = [row for i, row in enumerate(rows) if known or row[3] or not (row[4] or i == 59)]
+    assert len(data) == len(kept) < 61 - 5 * (not known)
+    for i, (obs, action, reward, terminated, truncated, after) in enumerate(kept):
+        assert (data.obs[i] == obs).all() and (data.action[i] == action).all() and data.reward[i] == np.float32(reward)
+        assert data.terminated[i] == terminated and (terminated or (data.next_obs[i] == after).all())
+        limit = truncated and not terminated
+        follows = i + 1 == len(kept) or not (kept[i + 1][0] == after).all()
+        assert data.truncated[i] == ((limit if known and i < 59 else follows) and not terminated)
+    assert data.cut.sum() == (rows[-1][3] or rows[-1][4]) ^ 1 and not data.cut[:-1].any()
+    envs = VectorEnvs([lambda: gym.make(env_id)])
+    assert len(open_datasets("data/mine", env_id, envs)) == len(kept)
+
+
+NOT_WHOLE = (
+    ("actions", np.full(4, 0.5), "actions"),  # not choices; a type of integers would make zeros of them
+    ("actions", np.zeros((4, 1), np.int64), "actions"),
+    ("observations", np.zeros((5, 3)), "observations"),
+    ("terminations", np.array([0, 1, 0, 0]), "continues"),
+    ("rewards", np.zeros((4, 2)), "reshape"),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "said"), NOT_WHOLE)
+def test_what_minari_did_not_check_is_refused_before_it_is_written(name, value, said, store, solo, tmp_path):
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    ends = np.zeros((2, 4), bool)
+    arrays = {"observations": np.zeros((5, 2), np.float32), "actions": np.ones(4, np.float32)}
+    arrays |= {"rewards": np.ones((4, 1)), "terminations": ends[0], "truncations": ends[1]}
+    spaces = {"observation_space": gym.spaces.Box(-1, 1, (2,)), "action_space": gym.spaces.Discrete(2)}
+    for made, change in {"own/right-v0": {}, "own/wrong-v0": {name: value}}.items():
+        minari.create_dataset_from_buffers(made, [EpisodeBuffer(**(arrays | change), infos={})], **spaces)
+    assert solo("dataset", "import", "own/right-v0", tmp_path / "right")[0] == 0
+    right = read(tmp_path / "right")
+    assert right.action.dtype == np.int64 and right.action.tolist() == [1] * 4 and right.reward.tolist() == [1] * 4
+    code, out, err = solo("dataset", "import", "own/wrong-v0", tmp_path / "wrong")
+    assert code == 2 and out == "" and err.count("\n") == 1 and said in err
+    assert not list((tmp_path / "wrong").glob("*.npz"))
 
 
 def test_actions_in_the_bounds_of_the_environment_are_scaled_as_make_env_does(tmp_path):

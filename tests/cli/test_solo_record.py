@@ -7,6 +7,7 @@ from conftest import refused
 import solorl
 from solorl.data.dataset import read, read_about
 from solorl.envs.vector import VectorEnvs
+from solorl.run import evaluation
 
 SHORT = ("--total-timesteps", "256", "--eval-episodes", "1")
 SAC = ("sac_continuous_action", "--env-id", "Pendulum-v1", *SHORT, "--learning-starts", "200", "--batch-size", "8")
@@ -39,16 +40,21 @@ def test_the_policies_of_a_run(folder, solo, tmp_path):
     assert about["policy"] == f"the stochastic policy of {folder.name}" and about["env_id"] == "Pendulum-v1"
 
 
-def test_actions_that_a_wrapper_clips_are_those_of_the_environment(train, solo, tmp_path):
-    """As of PPO, whose policy knows no bounds; so that others can learn from them."""
+def test_actions_that_a_wrapper_clips_are_those_of_the_environment(train, solo, tmp_path, monkeypatch):
+    """As of PPO, whose policy knows no bounds; so that others can learn from them. Random ones are uniform in them."""
     flags = ("--env-id", "Pendulum-v1", *SHORT, "--num-envs", 1, "--num-steps", 64, "--num-minibatches", 1)
     folder = train("ppo_continuous_action", *flags)["run"].dir
-    words = ("record", folder, "--random", "--steps", 400, "--num-envs", 1, "--out", tmp_path / "clipped")
-    assert solo(*words)[0] == 0
-    action, space = read(tmp_path / "clipped").action, read_about(tmp_path / "clipped")["action_space"]
-    assert (space["low"], space["high"]) == ([-2.0], [2.0])
-    assert np.abs(action).max() == 2 and 0 < (np.abs(action) == 2).mean() < 0.2  # drawn from a normal distribution
-    train("bc", "--env-id", "Pendulum-v1", "--dataset", tmp_path / "clipped", "--total-timesteps", 4)
+    words = ("record", folder, "--steps", 400, "--num-envs", 4, "--out")
+    assert solo(*words, tmp_path / "random", "--random")[0] == 0
+    monkeypatch.setattr(evaluation, "stepwise", lambda act, count: lambda *_: np.full((count, 1), 3, np.float32))
+    assert solo(*words, tmp_path / "greedy")[0] == 0
+    for name in ("random", "greedy"):
+        space = read_about(tmp_path / name)["action_space"]
+        assert (space["low"], space["high"]) == ([-2.0], [2.0])
+    random, action = (read(tmp_path / name).action for name in ("random", "greedy"))
+    assert np.abs(np.histogram(random, 4, (-2, 2))[0] - 100).max() < 40 and np.abs(random).max() < 2
+    assert len({*random[:, 0].tolist()}) > 390 and (action == 2).all()
+    train("bc", "--env-id", "Pendulum-v1", "--dataset", tmp_path / "random", "--total-timesteps", 4)
 
 
 def test_choices_made_of_integers_are_refused_in_one_sentence(train, solo):

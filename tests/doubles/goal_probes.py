@@ -62,6 +62,34 @@ class WithInfo(Walks):
         return self.obs(), 0.0, False, self.time == 3, {"weight": 1.0}
 
 
+class EndsByOne(Walks):
+    """Its ends are those of one goal; of a batch it asks how far all are together."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return bool(np.linalg.norm(achieved_goal - desired_goal) < 0.5)
+
+
+class EndsByBool(Walks):
+    """The same, of code that a batch breaks."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return bool(np.linalg.norm(achieved_goal - desired_goal, axis=-1) < 0.5)
+
+
+class EndsInColumns(Walks):
+    """Ends (batch, 1)."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return np.abs(achieved_goal - desired_goal) < 0.5
+
+
+class GoesOn(Walks):
+    """As all tasks of Gymnasium-Robotics that continue at the goal: a single answer, whatever the goals."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return False
+
+
 class Hidden(gym.Wrapper):
     """No function of rewards."""
 
@@ -77,7 +105,7 @@ for name, kwargs in {
     "WrongContinuous": {"wrong": 1.0, "continuous": True}, "NoGoals": {"entries": ("observation", "achieved_goal")},
 }.items():  # fmt: skip
     gym.register(f"{name}-v0", Walks, kwargs=kwargs, disable_env_checker=True)
-for kind in (ByOne, WithInfo):
+for kind in (ByOne, WithInfo, EndsByOne, EndsByBool, EndsInColumns, GoesOn):
     gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
     gym.register(f"{kind.__name__}Continuous-v0", kind, kwargs={"continuous": True}, disable_env_checker=True)
 gym.register("BitFlip5-v0", BitFlip, kwargs={"bits": 5})

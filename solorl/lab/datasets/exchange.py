@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from solorl.data.dataset import ABOUT, ARRAYS, SPACES, Writer, as_flags, read, read_about, space_of
-from solorl.errors import UsageError, fitting, needs_extra
+from solorl.errors import UsageError, fitting, needs_extra, refuse
 from solorl.lab.datasets.recording import MOST_BYTES, MOST_ROWS
 
 ENV_ID = "solorl_env_id"  # in Minari's metadata, for environments that Gymnasium alone does not know
@@ -24,8 +24,7 @@ def quiet() -> Iterator[None]:
     before, heard = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stdout(heard), redirect_stderr(heard):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(heard), redirect_stderr(heard):
             yield
     finally:
         logging.disable(before)
@@ -39,6 +38,7 @@ def minari(name: str) -> Iterator[Any]:
         import minari
     except ImportError:
         raise UsageError(needs_extra("Minari", "minari")) from None
+    refuse(not name.rpartition("-v")[2].isdecimal(), f"{name} does not end with a version, as hopper/medium-v0 does")
     with quiet(), fitting(f"the Minari data set {name}"):
         minari.dataset.minari_dataset.parse_dataset_id(name)  # of a malformed name Minari would make a folder
         yield minari
@@ -49,14 +49,13 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
     (random) and `high` (expert); the number of episodes. UsageError where there is one already, or that fails."""
     about, data = read_about(folder), read(folder)
     with fitting(str(folder / ABOUT)):
-        observation_space, action_space = (space_of(about[key]) for key in SPACES)
+        spaces: Any = {key: space_of(about[key]) for key in SPACES}
         env_id, policy = str(about["env_id"]), str(about["policy"])
     ends = np.flatnonzero(data.terminated | data.truncated) + 1
-    at_limit = data.truncated.copy()
-    at_limit[ends[data.cut] - 1] = False  # an episode that was cut ends without a reason
+    # an episode that was cut ends without a reason
+    at_limit = data.truncated & ~np.isin(np.arange(len(data)), ends[data.cut] - 1)
     with minari(name) as library:
-        if name in library.list_local_datasets():
-            raise UsageError(f"Minari has a data set {name} already; name another one, or delete it")
+        refuse(name in library.list_local_datasets(), f"Minari has {name} already; name another one, or delete it")
         from minari.data_collector import EpisodeBuffer
 
         episodes = (
@@ -69,9 +68,8 @@ def export(folder: Path, name: str, low: float | None, high: float | None) -> in
         )  # fmt: skip
         code = f"{about.get('script', 'SoloRL')}, commit {(about.get('git') or {}).get('commit', 'unknown')}"
         made = library.create_dataset_from_buffers(
-            name, episodes, env=env_id if env_id in gym.registry else None,
-            observation_space=observation_space, action_space=action_space, algorithm_name=policy, code_permalink=code,
-            description=f"{policy} on {env_id}, seed {about.get('seed')}; actions are the agent's",
+            name, episodes, env=env_id if env_id in gym.registry else None, **spaces, algorithm_name=policy,
+            description=f"{policy} on {env_id}, seed {about.get('seed')}; actions are the agent's", code_permalink=code,
             ref_min_score=low, ref_max_score=high, data_format="hdf5", jpeg_encoding=False,
         )  # fmt: skip
         made.storage.update_metadata({ENV_ID: env_id})
@@ -101,17 +99,21 @@ def bring(name: str, folder: Path) -> int:
 
 
 def _piece(episodes: list[Any], obs_space: gym.Space, action_space: gym.Space) -> dict[str, np.ndarray]:
-    """Whole episodes as a piece of one environment. One that ends without a reason was cut."""
+    """Whole episodes as a piece of one environment. One that ends without a reason was cut. UsageError where they are
+    not in their spaces: a type must not change a number."""
 
-    def joined(name: str, rows: slice = slice(None)) -> np.ndarray:
-        return np.concatenate([np.asarray(getattr(each, name))[rows] for each in episodes])[:, None]
+    def joined(name: str, space: gym.Space | None = None, rows: slice = slice(None)) -> np.ndarray:
+        values = np.concatenate([np.asarray(getattr(each, name))[rows] for each in episodes])[:, None]
+        typed = values.astype(space.dtype) if space else values
+        wrong = space and (values.shape[2:] != space.shape or (typed.dtype.kind != "f" and (typed != values).any()))
+        refuse(wrong, f"{name} of type {values.dtype} and shape {values.shape[2:]} are not in {space}")
+        return typed
 
     terminated, truncated = (as_flags(joined(name), name) for name in ("terminations", "truncations"))
-    last = np.cumsum([len(each) for each in episodes]) - 1
-    cut = np.zeros_like(truncated)
-    cut[last] = ~(terminated | truncated)[last]
-    final_obs = np.stack([each.observations[-1] for each in episodes]).astype(obs_space.dtype)
-    obs = joined("observations", slice(-1)).astype(obs_space.dtype)
-    action = joined("actions").astype(action_space.dtype)
-    arrays = (obs, action, joined("rewards").astype(np.float32), terminated, truncated | cut, final_obs, final_obs[-1:])
+    ended, last = terminated | truncated, np.cumsum([len(each) for each in episodes]) - 1
+    cut = ~ended & np.isin(np.arange(len(ended)), last)[:, None]
+    refuse(ended.sum() + cut.sum() > len(episodes), "an episode continues after a step that ends it")
+    obs, final_obs = (joined("observations", obs_space, rows) for rows in (slice(-1), slice(-1, None)))
+    action, reward = joined("actions", action_space), joined("rewards").astype(np.float32).reshape(ended.shape)
+    arrays = (obs, action, reward, terminated, truncated | cut, final_obs[:, 0], final_obs[-1])
     return {**dict(zip(ARRAYS, arrays, strict=True)), "cut": cut}
