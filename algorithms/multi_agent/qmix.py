@@ -213,7 +213,8 @@ def team_td_loss(q_network, target_network, batch, gamma):
     q = q_network.mixer(batch.alive * value_of(values[:-1], batch.action), batch.state[:-1])
     with torch.no_grad():
         next_action = greedy(values, batch.mask)[1:]  # chosen by one network, judged by the other
-        next_alive = batch.alive * (1 - batch.terminated)
+        arriving = F.pad(batch.alive[1:], (0, 0, 0, 0, 0, 1))  # also who plays from the next step on only
+        next_alive = torch.maximum(batch.alive * (1 - batch.terminated), arriving)
         next_value = next_alive * value_of(target_network(batch)[1:], next_action)
         next_q = target_network.mixer(next_value, batch.state[1:])
         target = batch.reward + gamma * next_alive.amax(-1) * next_q

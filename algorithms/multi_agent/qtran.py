@@ -252,7 +252,8 @@ def qtran_loss(q_network, target_network, batch, args):
     best, next_best = greedy(values[:-1], batch.mask[:-1]), greedy(values[1:], batch.mask[1:])
     values, hidden = values[:-1], hidden[:-1]
     with torch.no_grad():
-        next_alive = batch.alive * (1 - batch.terminated)
+        arriving = F.pad(batch.alive[1:], (0, 0, 0, 0, 0, 1))  # also who plays from the next step on only
+        next_alive = torch.maximum(batch.alive * (1 - batch.terminated), arriving)
         next_hidden = target_network(batch)[1][1:]
         next_q = target_network.joint(next_hidden, next_best, next_alive, batch.state[1:])
         target = batch.reward + args.gamma * next_alive.amax(-1) * next_q

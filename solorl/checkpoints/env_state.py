@@ -27,6 +27,8 @@ from solorl.envs.guest import guest_in
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import RANDOM
 
+RECORDED: Any = gym.vector.SyncVectorEnv | AsyncEnvs
+
 
 class Recorder(gym.Wrapper):
     """Notes how the running episode came about. Observations pass through as copies, for an environment may write each
@@ -114,10 +116,6 @@ def record(envs: Any) -> None:
         envs.envs = [env if isinstance(env, Recorder) else Recorder(env) for env in envs.envs]
 
 
-def _recorded(envs: Any) -> bool:
-    return isinstance(envs, gym.vector.SyncVectorEnv | AsyncEnvs)
-
-
 def _each(envs: Any, function: Callable[..., Any], *inputs: Sequence[Any]) -> list[Any]:
     """What `function(env, ...)` returns for each environment, in the process where that is."""
     if isinstance(envs, AsyncEnvs):
@@ -125,14 +123,11 @@ def _each(envs: Any, function: Callable[..., Any], *inputs: Sequence[Any]) -> li
     return [function(env, *own) for env, *own in zip(envs.envs, *inputs, strict=True)]
 
 
-def _spaces(envs: Any) -> list[gym.Space]:
-    return [envs.action_space, envs.single_action_space]
-
-
 def capture(envs: Any) -> dict[str, Any]:
     """How each environment got where it is, and the states of the action spaces' generators."""
-    tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in _spaces(envs)]}
-    if not _recorded(envs):
+    spaces = envs.action_space, envs.single_action_space
+    tree: dict[str, Any] = {"spaces": [space.np_random.bit_generator.state for space in spaces]}
+    if not isinstance(envs, RECORDED):
         return tree
     autoreset = np.array(getattr(envs, "_autoreset_envs", np.zeros(envs.num_envs, bool)))
     return tree | {"autoreset": autoreset, "envs": _each(envs, _state_of)}
@@ -147,10 +142,10 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
 
     Raises ValueError where there were more or fewer environments.
     """
-    for space, state in zip(_spaces(envs), tree["spaces"], strict=True):
+    for space, state in zip((envs.action_space, envs.single_action_space), tree["spaces"], strict=True):
         space.np_random.bit_generator.state = state
     envs._restarted = range(envs.num_envs)
-    if not _recorded(envs):
+    if not isinstance(envs, RECORDED):
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     if len(tree["envs"]) != envs.num_envs:
         raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
@@ -180,7 +175,7 @@ def restarted(envs: Any) -> Iterable[int]:
 def observations(envs: Any) -> Any:
     """The current observations of all environments, (num_envs, *obs_shape), after `restore`: those it has brought back,
     or, where the state could not be saved, those of new episodes."""
-    if not _recorded(envs):
+    if not isinstance(envs, RECORDED):
         return envs.obs if hasattr(envs, "load_state_dict") else envs.reset()[0]
     space, obs = envs.single_observation_space, _each(envs, attrgetter("obs"))
     empty: Any = gym.vector.utils.create_empty_array(space, len(obs))

@@ -214,8 +214,7 @@ def guest_in(env: Any) -> Guest | None:
 
 
 def _look(env: Any) -> str:
-    guest = guest_in(env)
-    return guest.look() if guest else ""
+    return guest.look() if (guest := guest_in(env)) else ""
 
 
 def wrong(envs: Any) -> str:

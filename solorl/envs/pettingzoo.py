@@ -22,7 +22,7 @@ from gymnasium.vector.utils import iterate
 
 from solorl.envs.ids import GAMES
 from solorl.envs.vector import masks_in, with_next_obs
-from solorl.errors import UsageError, quit_with
+from solorl.errors import UsageError, quit_with, refuse
 
 EQUAL = "all agents must have equal spaces"
 PADDING = "; vectors and numbers of actions are padded by gym.make(env_id, pad=True)"
@@ -52,8 +52,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     """
 
     def __init__(self, game: Any, teams: Any = None, own_state: bool = True, pad: bool = False):
-        self.own_state, self._masked = own_state, False
-        self.game, self.metadata = game, dict(game.metadata)
+        self.own_state, self.game, self.metadata = own_state, game, dict(game.metadata)
         self.name = str(game.metadata.get("name", type(game.unwrapped).__name__))
         self.render_mode = getattr(game.unwrapped, "render_mode", None)
         if not getattr(game, "possible_agents", None):
@@ -61,13 +60,12 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         self.agents: list[str] = list(game.possible_agents)
         self.teams = self._teams(teams)
         obs, actions = self._agent_spaces(pad)
-        self.agent_action_space: Any
         self.agent_observation_space, self.observation_space = _boxes(obs)
         self.agent_obs_dims = [int(np.prod(box.shape)) for box in obs]
         if isinstance(actions[0], gym.spaces.Discrete):
             self.agent_action_dims, start = [int(one.n) for one in actions], int(actions[0].start)
-            self._masked = self._masked or len(set(self.agent_action_dims)) > 1
-            self.agent_action_space = gym.spaces.Discrete(max(self.agent_action_dims), start=start)
+            self._masked |= len(set(self.agent_action_dims)) > 1
+            self.agent_action_space: Any = gym.spaces.Discrete(max(self.agent_action_dims), start=start)
             self.action_space = gym.spaces.MultiDiscrete(self.agent_action_dims, start=[start] * len(actions))
         else:
             self.agent_action_dims = [int(np.prod(box.shape)) for box in actions]
@@ -78,9 +76,10 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """See `gymnasium.Env.reset`. The game's own seed is drawn from this environment's generator, each time."""
         super().reset(seed=seed)
-        obs, infos = self.game.reset(seed=int(self.np_random.integers(2**31)), options=options)
+        obs, infos = self._call(2, self.game.reset, seed=int(self.np_random.integers(2**31)), options=options)
         self.terminated = self.truncated = np.zeros(len(self.agents), bool)
         self.alive = np.array([name in self.game.agents for name in self.agents])
+        refuse(not self.alive.any(), f"{self.name}: its agents are {self.game.agents} after its reset: nobody plays")
         return self._told(obs, infos)
 
     def step(self, action: Any) -> tuple[np.ndarray, np.ndarray, bool, bool, dict[str, Any]]:
@@ -89,13 +88,9 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         if action.shape != self.action_space.shape:
             raise ValueError(f"actions of {self.name} are {self.action_space.shape}, not {action.shape}")
         acting = {name: self._own(k, action[k]) for k, name in enumerate(self.agents) if self.alive[k]}
-        obs, rewards, terminated, truncated, infos = self.game.step(acting)
-        if missing := [name for name in acting if name not in rewards]:
-            raise UsageError(f"{self.name}: its step gives no reward of {' and '.join(missing)}")
-        found = [np.asarray(rewards.get(name, 0.0)) for name in self.agents]
-        if any(each.shape or each.dtype.kind not in "biuf" for each in found):
-            raise UsageError(f"{self.name}: the rewards of its step must be numbers, but are {rewards!r:.100}")
-        reward = np.array(found, float)
+        obs, rewards, terminated, truncated, infos = self._call(5, self.game.step, acting)
+        rewards = dict.fromkeys(self.agents, 0.0) | dict.fromkeys(acting) | dict(rewards)
+        reward = np.array([self._array(f"the reward of {name}", rewards[name], ()) for name in self.agents], float)
         out, cut = (np.array([bool(ends.get(name)) for name in self.agents]) for ends in (terminated, truncated))
         self.alive = np.array([name in self.game.agents for name in self.agents]) & ~out & ~cut
         self.truncated = ~self.alive & (self.truncated | (cut & ~out))
@@ -112,6 +107,20 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         """See `gymnasium.Env.close`."""
         self.game.close()
 
+    def _call(self, count: int, method: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        """The dicts that a method of the game returns. UsageError where that is anything else."""
+        given = method(*inputs, **named)
+        dicts = isinstance(given, tuple) and len(given) == count and all(isinstance(each, Mapping) for each in given)
+        refuse(not dicts, f"{self.name}: its {method.__name__} must return {count} dicts, each by agent")
+        return given
+
+    def _array(self, what: str, given: Any, shape: Any, dtype: Any = float) -> np.ndarray:
+        """What the game gives as an array; UsageError where it has another shape, or numbers of another type."""
+        array = np.asarray(given)
+        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise UsageError(f"{self.name}: {what} must be {np.dtype(dtype)} of shape {shape}, not {given!r:.100}")
+        return array
+
     def _own(self, k: int, action: Any) -> Any:
         """The action of one agent without padding. ValueError where a discrete one is padding itself."""
         size, space = self.agent_action_dims[k], self.agent_action_space
@@ -125,36 +134,36 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
         """The observation, in an array of its own, and `info`, from what the game says of each agent."""
         box = self.agent_observation_space
         obs = np.zeros((len(self.agents), *box.shape), box.dtype)
-        masks: dict[int, np.ndarray] = {}
+        sizes, masked = self.agent_action_dims, self._masked
+        allowed = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (num_agents, num_actions)
         for k, name in enumerate(self.agents):
             seen, mask = observations.get(name), infos.get(name, {}).get("action_mask")
             if isinstance(seen, Mapping):
                 seen, mask = seen["observation"], seen.get("action_mask", mask)
-            if seen is not None:
-                obs[(k, slice(self.agent_obs_dims[k])) if obs.ndim == 2 else k] = seen
+            if seen is not None or self.alive[k]:
+                row = obs[k, : self.agent_obs_dims[k]] if obs.ndim == 2 else obs[k, ...]
+                row[...] = self._array(f"the observation of {name}", seen, row.shape, box.dtype)
             if mask is not None:
-                masks[k] = np.asarray(mask, bool)
-        self.info = {"alive": self.alive.copy(), "state": self._state(obs)}
-        if masks or self._masked:
-            sizes = self.agent_action_dims
-            allowed = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (num_agents, num_actions)
-            for k, mask in masks.items():
-                allowed[k, : sizes[k]] = mask if mask.any() else True  # a policy needs one, also of who has left
-            self.info["action_mask"] = allowed
+                mask, masked = self._array(f"the action_mask of {name}", mask, (sizes[k],)).astype(bool), True
+                allowed[k, : sizes[k]] = mask | ~mask.any()  # a policy needs one, also of who has left
+        told = {"alive": self.alive.copy(), "state": self._state(obs)}
+        self.info = told | {"action_mask": allowed} if masked else told
         return obs, dict(self.info)
 
     def _state(self, obs: np.ndarray) -> np.ndarray:
         try:
-            return np.array(self.game.state()) if self.own_state else obs.flatten()
+            state = np.array(self.game.state()) if self.own_state else obs.flatten()
         except NotImplementedError:
-            return obs.flatten()
+            state = obs.flatten()
+        return self._array("its state()", state, self.info.get("state", state).shape)
 
     def _agent_spaces(self, pad: bool) -> tuple[list[gym.spaces.Box], list[Any]]:
         """The spaces of each agent, without action masks; one sentence and exit code 2 where they cannot be stacked."""
         found = [(self.game.observation_space(name), self.game.action_space(name)) for name in self.agents]
         obs, actions = map(list, zip(*found, strict=True))
-        self._masked = any(isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces for space in obs)
-        obs = [space["observation"] if _has_parts(space) else space for space in obs]
+        parts = [space.spaces if isinstance(space, gym.spaces.Dict) else {} for space in obs]
+        self._masked: bool = any("action_mask" in part for part in parts)
+        obs = [part["observation"] if {"observation"} <= {*part} <= PARTS else obs[k] for k, part in enumerate(parts)]
         for name, space, action in zip(self.agents, obs, actions, strict=True):
             for kind, one, two in (("observations", obs[0], space), ("actions", actions[0], action)):
                 if one != two and not (pad and _can_pad(one, two)):
@@ -169,15 +178,11 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     def _teams(self, teams: Mapping[str, Sequence[str]] | str | None) -> dict[str, list[int]]:
         """Team -> places of its agents; one sentence and exit code 2 unless each agent is in exactly one."""
         teams = {"all": self.agents} if teams is None else teams
-        named = {name: [name] for name in self.agents} if teams == "each" else teams
+        named: Any = {name: [name] for name in self.agents} if teams == "each" else teams
         members = [name for names in named.values() for name in names] if isinstance(named, Mapping) else []
-        if sorted(members) != sorted(self.agents) or not all(named.values()):  # type: ignore[union-attr]
+        if sorted(members) != sorted(self.agents) or not all(named.values()):
             quit_with(f"{self.name}: teams {teams!r} must hold each of {', '.join(self.agents)} once, or be 'each'")
-        return {team: [self.agents.index(name) for name in names] for team, names in named.items()}  # type: ignore[union-attr]
-
-
-def _has_parts(space: gym.Space) -> bool:
-    return isinstance(space, gym.spaces.Dict) and "observation" in space.spaces and set(space.spaces) <= PARTS
+        return {team: [self.agents.index(name) for name in names] for team, names in named.items()}
 
 
 def _can_pad(one: Any, two: Any) -> bool:

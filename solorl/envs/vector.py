@@ -32,10 +32,9 @@ def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ("live
     where an episode has ended, whose last observation is in `infos["final_obs"]`. Of `names` that the infos have,
     `next_NAME` in the same way, from `infos["final_info"]`."""
     ended = np.flatnonzero(infos.get("_final_obs", ()))
-    found: dict[str, Any] = {"next_obs": (obs, infos.get("final_obs"))}
     final = infos.get("final_info", {})  # alone where no other environment says it
-    both = {name: (infos.get(name, final.get(name)), final.get(name, infos.get(name))) for name in names}
-    found |= {f"next_{name}": pair for name, pair in both.items() if pair[0] is not None}
+    found: dict[str, Any] = {f"next_{n}": (infos.get(n, final.get(n)), final.get(n, infos.get(n))) for n in names}
+    found = {"next_obs": (obs, infos.get("final_obs"))} | {n: both for n, both in found.items() if both[0] is not None}
     return infos | {
         name: _replaced(now, ended, [last[i] for i in ended]) if ended.size else now
         for name, (now, last) in found.items()

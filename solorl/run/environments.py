@@ -51,17 +51,15 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
     if games and not teams_of(envs):
         use = use_instead(script, "several agents")
         raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
-    prefix = "agent" if games else "single"
-    spaces = (getattr(envs, f"{prefix}_observation_space"), getattr(envs, f"{prefix}_action_space"))
-    found, bounded = (obs_kind(spaces[0]), action_kind(spaces[1])), action == "bounded"
-    wanted = (obs, "continuous" if bounded else action)
+    spaces = [getattr(envs, f"{'agent' if games else 'single'}_{what}_space") for what in ("observation", "action")]
+    found, wanted = (obs_kind(spaces[0]), action_kind(spaces[1])), (obs, action.replace("bounded", "continuous"))
     for what, want, kind in zip(("observations", "actions"), wanted, found, strict=True):
         if kind != want:
             use = file_for(script, *found, atari=found[0] == "image" and is_atari(env_id))
             use += "" if use.startswith("; use") or games else wrapper_for(*spaces)
             use = " of bytes (uint8)" * (want == "image" and len(spaces[0].shape or ()) == 3) + use  # not of floats
             raise UsageError(f"{env_id} has {kind} {what}, but {script.name} takes {want} {what}{use}")
-    if bounded and not spaces[1].is_bounded():
+    if action == "bounded" and not spaces[1].is_bounded():
         raise UsageError(f"{env_id} has actions without finite bounds{'' if games else wrapper_for(*spaces)}")
     refuse_statistics(envs, env_id)
 

@@ -288,7 +288,7 @@ def test_a_game_that_goes_wrong_ends_the_training_with_a_sentence(train, monkeyp
 
     monkeypatch.setattr(Signals, "step", forgetful)
     train(FILE.removesuffix(".py"), *SMALL, "--env-id", SIGNALS, code=1)
-    assert "its step gives no reward of first_0" in train.out and "Traceback" not in train.out
+    assert "the reward of first_0 must be" in train.out and "Traceback" not in train.out
 
 
 @pytest.mark.parametrize(

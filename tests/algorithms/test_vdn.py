@@ -25,7 +25,8 @@ def network(own=VDN, seed=0):
 
 
 def random_batch(own=VDN, seed=0):
-    """Segments of all lengths from 1 on, which end, are cut by a limit or go on; agents that leave before; masks."""
+    """Segments of all lengths from 1 on, which end, are cut by a limit or go on; agents that leave before, or that come
+    late; masks."""
     g = np.random.default_rng(seed)
     arrays = own["empty_segments"](GAMES, STEPS, AGENTS, OBS, STATE, ACTIONS)
     for name in ("obs", "state", "reward"):
@@ -42,6 +43,10 @@ def random_batch(own=VDN, seed=0):
             arrays["alive"][i, 1:, i % AGENTS] = 0
             arrays["terminated"][i, 0, i % AGENTS] = i % 2
             arrays["terminated"][i, 1:, i % AGENTS] = i % 2
+            arrays["alive"][i, 0, i % AGENTS - 1], arrays["terminated"][i, 0, i % AGENTS - 1] = (
+                0,
+                1,
+            )  # another one comes
     tensors = (torch.as_tensor(array).transpose(0, 1) for array in arrays.values())
     return own["Batch"](*(x.float() if x.is_floating_point() else x for x in tensors))
 
@@ -76,7 +81,8 @@ def targets_of(batch, values, target_of, gamma):
     for i, t in itertools.product(range(GAMES), range(STEPS)):
         if not batch.alive[t, i].any():
             continue
-        on = [k for k in range(AGENTS) if batch.alive[t, i, k] and not batch.terminated[t, i, k]]
+        stays, plays_next = batch.alive[t, i] * (1 - batch.terminated[t, i]), batch.alive[t + 1 : t + 2, i].sum(0)
+        on = [k for k in range(AGENTS) if stays[k] or plays_next[k]]
         actions = [best_of(values[t + 1, i, k], batch.mask[t + 1, i, k]) for k in range(AGENTS)]
         following = target_of(t + 1, i, actions, on) if on else 0.0
         yield t, i, batch.reward[t, i].item() + gamma * following

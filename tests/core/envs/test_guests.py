@@ -308,20 +308,13 @@ def test_numbers_of_info_that_an_environment_declares_are_given():
     assert envs.step([0, 0])[4]["score"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("missing", "forgets: its step gives no reward of two"),
-        ("none", "forgets: the rewards of its step must be numbers, but are {'one': 1.0, 'two': None}"),
-    ],
-)
-def test_a_game_that_gives_no_reward_is_one_sentence(what, said):
+@pytest.mark.parametrize("what", ["missing", "none"])
+def test_a_game_that_gives_no_reward_is_one_sentence(what):
     env = hosted(lambda env_id: gym.make("rude:Forgets-v0", what=what), "Mine-v0")()
     env.reset(seed=1)
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match=r"Mine-v0: forgets: the reward of two must be .* not None"):
         for _ in range(3):
             env.step(np.zeros(2, int))
-    assert str(error.value) == f"Mine-v0: {said}"
 
 
 def test_the_game_and_the_step_of_a_nan_are_named(train, tmp_path):

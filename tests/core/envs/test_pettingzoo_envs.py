@@ -569,6 +569,65 @@ def test_a_refusal_names_the_padding_that_helps(capfd, spaces, words):
     Game(Odd(**spaces), pad=True)
 
 
+FLOATS = np.array([0.5, 1.0, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("say", "words"),
+    [
+        (lambda obs, *told: (obs | {"red_1": FLOATS[:1]}, *told), "observation of red_1 must be int8 of shape (3,)"),
+        (lambda obs, *told: (obs | {"red_1": np.int8(1)}, *told), "observation of red_1 must be int8 of shape (3,)"),
+        (lambda obs, *told: (obs | {"red_1": FLOATS}, *told), "observation of red_1 must be int8"),
+        (lambda obs, *told: ({**obs, "red_1": None}, *told), "observation of red_1 must be"),
+        (lambda obs, *told: ({"red_0": obs["red_0"]}, *told), "observation of blue_0 must be"),
+        (lambda *told: (*told[:4], {"red_1": {"action_mask": [1, 1]}}), "action_mask of red_1 must be"),
+        (lambda *told: told[:4], "must return 5 dicts"),
+        (lambda obs, *told: (list(obs.values()), *told), "must return 5 dicts"),
+        (lambda *told: None, "must return 5 dicts"),
+    ],
+)
+def test_what_a_game_says_wrong_is_one_sentence(monkeypatch, say, words):
+    """Whatever NumPy would broadcast or round, too."""
+    box = gym.spaces.Box(-50, 50, (3,), np.int8)
+    game = Game(Odd({"all": box}))
+    monkeypatch.setattr(game.game, "seen", lambda names: {name: np.arange(3, dtype=np.int8) for name in names})
+    game.reset(seed=1)
+    obs, *_ = game.step(np.zeros(4, int))
+    assert (obs == range(3)).all() and game.alive.all()
+    step = game.game.step
+    monkeypatch.setattr(game.game, "step", lambda actions: say(*step(actions)))
+    with pytest.raises(errors.UsageError, match=f"raid_v0: .*{re.escape(words)}"):
+        game.step(np.zeros(4, int))
+
+
+def test_a_reset_of_another_kind_is_one_sentence(monkeypatch):
+    """As those of older games, which return observations only, and of PettingZoo's other API, which return nothing."""
+    for given in (None, {"red_0": np.zeros(3)}):
+        game = Game(Raid())
+        monkeypatch.setattr(game.game, "reset", lambda given=given, **_: given)
+        with pytest.raises(errors.UsageError, match="must return 2 dicts"):
+            game.reset(seed=1)
+
+
+def test_a_game_that_nobody_plays_is_one_sentence(monkeypatch):
+    """As where only the first reset fills `agents`."""
+    game = Game(Raid())
+    reset = game.game.reset
+    monkeypatch.setattr(game.game, "reset", lambda **named: (reset(**named), game.game.agents.clear())[0])
+    with pytest.raises(errors.UsageError, match="nobody plays"):
+        game.reset(seed=1)
+
+
+@pytest.mark.parametrize("state", [None, {"x": 1.0}, np.zeros(2)])
+def test_a_state_that_is_not_always_of_one_shape_is_one_sentence(monkeypatch, state):
+    """As that of the agents that are left, concatenated."""
+    game = Game(Raid())
+    game.reset(seed=1)
+    monkeypatch.setattr(game.game, "state", lambda: state)
+    with pytest.raises(errors.UsageError, match=r"raid_v0: its state\(\) must be float64 of shape \(5,\)"):
+        game.step(np.zeros(4, int))
+
+
 ALL = [name for names in TEAMS.values() for name in names]
 
 
