@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,7 +20,7 @@ from solorl.files import git_state, near, remove_leftovers, sha256
 from solorl.machine import cpu_model
 from solorl.run.hub import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
-from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, lock, write_config
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, as_written, lock, write_config
 from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
@@ -58,7 +57,7 @@ def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
         "script": script.name,
         "script_path": str(script.absolute()),
         "script_sha256": sha256(script),
-        "args": asdict(args),
+        "args": as_written(args),
         "command": [script.name, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git": git_at_start(script.parent),
@@ -132,11 +131,8 @@ class RunFolder:
         config = saved_config(self.path)
         if config.get("script_sha256") != sha256(script):
             warn(f"{script.name} has changed since the run in {near(self.path)} was started")
-        changed = {
-            name: [config["args"].get(name), value]
-            for name, value in asdict(args).items()
-            if name not in ONCE and value != config["args"].get(name)
-        }
+        old = config["args"]
+        changed = {k: [old.get(k), x] for k, x in as_written(args).items() if k not in ONCE and x != old.get(k)}
         if changed:
             config.setdefault("changes", []).append({"step": step, "args": changed})
             config["args"] |= {name: value for name, (_, value) in changed.items()}
