@@ -1,5 +1,6 @@
 """A run that is resumed with other arguments: they take effect, they are kept, and nothing that was learned is lost."""
 
+import hashlib
 import json
 import resource
 import shutil
@@ -57,6 +58,28 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     v = train("ppo", "--resume", run_dir)  # the same command that an interrupted run names
     assert v["args"].gamma == 0.9 and v["args"].total_timesteps == 960 and v["start"] == 15
     assert json.loads((run_dir / "config.json").read_text()) == config
+
+
+def test_a_run_has_the_script_that_trains_it(train, tmp_path):
+    """One that has changed since the start is the run's from then on, because its weights are those of a ReLU now; and
+    the run can be played after the next edit."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(script("ppo").read_text())
+    flags = "--num-envs 2 --num-steps 32 --total-timesteps 64 --eval-episodes 1".split()
+    run_dir = train(mine, *flags)["run"].dir
+    config = json.loads((run_dir / "config.json").read_text())
+    train(mine, "--resume", run_dir)
+    assert json.loads((run_dir / "config.json").read_text()) == config
+    mine.write_text(second := mine.read_text().replace("nn.Tanh()", "nn.ReLU()"))
+    train(mine, "--resume", run_dir, "--total-timesteps", 128, "--resume-changed")
+    assert "mine.py has changed" in train.out
+    assert (run_dir / "mine.py").read_text() == second
+    mine.write_text("")
+    assert "ReLU" in str(solorl.load(run_dir).models["agent"])
+    before, now = (hashlib.sha256(text.encode()).hexdigest() for text in (script("ppo").read_text(), second))
+    config = json.loads((run_dir / "config.json").read_text())
+    change = {"step": 64, "args": {"total_timesteps": [64, 128]}, "script_sha256": [before, now]}
+    assert config["script_sha256"] == now and config["changes"] == [change]
 
 
 def test_arguments_that_json_does_not_know(train, tmp_path):
