@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def args_of(folder: Path) -> dict[str, Any]:
 def status_of(folder: Path) -> dict[str, Any]:
     """What a run has said last; empty where it cannot be read."""
     return read_json(folder / STATUS)
+
+
+def as_written(args: Any) -> dict[str, Any]:
+    """The arguments of a script as config.json has them: what JSON does not know is a list, an object or a text."""
+    return json.loads(json.dumps(asdict(args), default=lambda x: getattr(x, "__qualname__", str(x))))
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

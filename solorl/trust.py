@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.files import read_json, sha256
 from solorl.runfolder import CONFIG
 from solorl.scripts import PACKAGE, in_checkout, script_paths
@@ -85,8 +85,8 @@ def refuse_links(folder: Path) -> None:
     reads there may wait for ever. The folder itself may be reached through a link."""
 
     def unreadable(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # as below
-            raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+        # a file that is gone: as below
+        refuse(not isinstance(error, FileNotFoundError), f"{error.filename} cannot be read: {error.strerror}")
 
     for where, folders, files in os.walk(folder, onerror=unreadable):
         for path in (Path(where, name) for name in sorted(folders + files)):

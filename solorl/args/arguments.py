@@ -13,7 +13,7 @@ from solorl.envs.ids import check_env_id_of, reward_threshold
 from solorl.errors import UsageError, fitting, quit_with, refuse, shown
 from solorl.files import missing
 from solorl.machine import without_screen
-from solorl.runfolder import CONFIG, config_of, refuse_old
+from solorl.runfolder import CONFIG, as_written, config_of, refuse_old
 from solorl.terminal import warn
 from solorl.trust import HOW, refuse_links, was_started
 
@@ -98,7 +98,8 @@ def parse(args_type: type[A]) -> A:
 
 
 def saved_arguments(folder: Path, args_type: type[A]) -> A:
-    """The arguments of the run in `folder`, which must be a run of the script that asks."""
+    """The arguments of the run in `folder`, which must be a run of the script that asks. Where the folder says the same
+    as the script's default, that is taken as it is: JSON has no tuples, paths or classes."""
     if not folder.is_dir():
         raise missing("run folder", folder)
     refuse_links(folder)
@@ -108,9 +109,9 @@ def saved_arguments(folder: Path, args_type: type[A]) -> A:
         raise UsageError(f"{folder} is a run of {config['script']}, not of {script_path().name}")
     if HOW.get() is None:  # it is to be trained, not played
         refuse_old(folder)
-    known = {field.name for field in dataclasses.fields(args_type)} - {*ONCE}
+    known = {name: default for name, default in as_written(args_type()).items() if name not in ONCE}
     with fitting(str(folder / CONFIG)):
-        return args_type(**{name: value for name, value in config["args"].items() if name in known})
+        return args_type(**{k: value for k, value in config["args"].items() if k in known and value != known[k]})
 
 
 def _refuse_elsewhere(saved: RunArgs, config: Path, given: Collection[str]) -> list[str]:

@@ -33,7 +33,8 @@ RANGE = re.compile(
     r"(?:^|[,;] )(from (-?\d+(?:\.\d+)?) to (-?\d+(?:\.\d+)?)|0: [^;]+?|inf: [^;]+?|may be negative)"
     r"(?: \[tune: [^\]]+\])?$"
 )
-GONE = {"--env-workers": "--async-envs", "--no-cuda": "--device cpu", "--cuda": "--device cuda"}  # of version 0.1
+# Flags of CleanRL and of version 0.1.
+GONE = {"--env-workers": "--async-envs", "--no-cuda": "--device cpu", "--cuda": "--device cuda or --device cpu"}
 
 
 def given_arguments(args_type: type, argv: list[str]) -> dict[str, typing.Any]:
@@ -158,5 +159,4 @@ def comments_of(args_type: type) -> dict[str, str]:
         sentence += "as in a notebook: save the script as a file and run `python FILE.py` or `solo train FILE.py`"
         raise argparse.ArgumentError(None, sentence) from None
     lines = "\n".join(sources).splitlines()
-    matches = (re.match(r"    (\w+): .*?  # (.*)", line) for line in lines)
-    return {match[1]: match[2] for match in matches if match}
+    return {match[1]: match[2] for line in lines if (match := re.match(r"    (\w+): .*?  # (.*)", line))}

@@ -158,8 +158,7 @@ def find_named(script: Script, name: str) -> Path | None:
     known = {path.name: path for path in script_paths().values()}
     if name in known and not in_catalogue(script.path):
         return known[name]
-    found = [folder / name, *sorted(folder.parent.glob(f"*/{name}"))]
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in [folder / name, *sorted(folder.parent.glob(f"*/{name}"))] if path.is_file()), None)
 
 
 def definitions(tree: ast.Module) -> dict[str, Definition]:

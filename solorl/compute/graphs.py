@@ -94,8 +94,7 @@ class Entry:
 
     def now(self) -> tuple[Any, ...]:
         """What a recording takes for granted: where weights and buffers are, which of them learn, modes of modules."""
-        weights = [(x.data_ptr(), x.requires_grad) for x in self.tensors()]
-        return weights, [part.training for part in self.modules]
+        return [(x.data_ptr(), x.requires_grad) for x in self.tensors()], [part.training for part in self.modules]
 
     def numbers(self) -> list[Any]:
         """The plain numbers that modules hold. A recording would not see them change."""

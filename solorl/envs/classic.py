@@ -122,8 +122,7 @@ def acrobot_step(state, action):
 def acrobot_observe(state):
     """Cosines and sines of the two angles, both angular velocities."""
     theta1, theta2, dtheta1, dtheta2 = state.T
-    parts = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2), dtheta1, dtheta2]
-    return jnp.stack(parts, 1)
+    return jnp.stack([jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2), dtheta1, dtheta2], 1)
 
 
 DYNAMICS = {

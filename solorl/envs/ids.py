@@ -93,8 +93,7 @@ def _register(env_id: str, typed: bool) -> None:
             check_module(env_id, package, typed)
             if _is_there(package) or (package in INSTALL and env_id in gym.registry):
                 continue
-            if package in INSTALL:
-                raise UsageError(f"{env_id} needs a package: pip install {INSTALL[package]}")
+            refuse(package in INSTALL, f"{env_id} needs a package: pip install {INSTALL.get(package)}")
             family = "pettingzoo" if registers == "solorl.envs.pettingzoo" else package  # one extra brings all of it
             raise UsageError(needs_extra(env_id, BRINGS[family]))
         if all(map(_is_there, packages)):
@@ -221,8 +220,8 @@ def check_envpool_id(env_id: str) -> Any:
     if env_id not in known:
         near = _like(env_id, known)
         raise UsageError(f"EnvPool has no environment {env_id}{f'; did you mean {near[0]}?' if near else ''}")
-    if is_envpool_game(env_id) and importlib.util.find_spec("ale_py") is None:  # which knows the buttons
-        raise UsageError(needs_extra(env_id, "atari"))
+    # ale_py knows the buttons
+    refuse(is_envpool_game(env_id) and importlib.util.find_spec("ale_py") is None, needs_extra(env_id, "atari"))
     return envpool
 
 

@@ -3,12 +3,10 @@
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any
 from solorl.args.arguments import ONCE, RunArgs
 from solorl.compute.device import device_name
 from solorl.errors import UsageError, denied
-from solorl.files import git_state, near, remove_leftovers, sha256
+from solorl.files import git_state, near, remove_leftovers, sha256, write_atomically
 from solorl.machine import cpu_model
 from solorl.run.hub import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
-from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, lock, write_config
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, as_written, lock, write_config
 from solorl.runfolder import config_of as saved_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
@@ -58,7 +56,7 @@ def circumstances(args: RunArgs, script: Path, device: Any) -> dict[str, Any]:
         "script": script.name,
         "script_path": str(script.absolute()),
         "script_sha256": sha256(script),
-        "args": asdict(args),
+        "args": as_written(args),
         "command": [script.name, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git": git_at_start(script.parent),
@@ -114,11 +112,12 @@ class RunFolder:
         with denied(f"the run folder {near(self.path)} cannot be written"):
             remove_leftovers(self.path)
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            write_atomically(self.path / script.name, script.read_bytes())  # a resumed run may have a newer version
             if not args.resume:
-                shutil.copyfile(script, self.path / script.name)
                 write_config(self.path, circumstances(args, script, device))
             if script not in script_paths().values():
                 note_start(script.absolute())
+                note_start((self.path / script.name).resolve())  # so that the run is played when the script has changed
             (self.path / STOP).unlink(missing_ok=True)
             self.metrics = MetricsFile(self.path / METRICS, saved.get("metrics_bytes", 0))
             self.kept.copy_to(self.path)
@@ -128,17 +127,18 @@ class RunFolder:
         self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else 0 if args.resume else None)
 
     def _record_changes(self, args: RunArgs, script: Path, step: int) -> None:
-        """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too."""
+        """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too. So
+        is the script: the weights that it trains would be others in its older version."""
         config = saved_config(self.path)
-        if config.get("script_sha256") != sha256(script):
-            warn(f"{script.name} has changed since the run in {near(self.path)} was started")
-        changed = {
-            name: [config["args"].get(name), value]
-            for name, value in asdict(args).items()
-            if name not in ONCE and value != config["args"].get(name)
-        }
-        if changed:
-            config.setdefault("changes", []).append({"step": step, "args": changed})
+        before, now = config.get("script_sha256"), sha256(script)
+        version = {"script_sha256": [before, now]} if before != now else {}
+        if version:
+            warn(f"{script.name} has changed since the run in {near(self.path)} was started, which has the new one now")
+            config |= {"script_sha256": now, "script_path": str(script.absolute())}
+        old = config["args"]
+        changed = {k: [old.get(k), x] for k, x in as_written(args).items() if k not in ONCE and x != old.get(k)}
+        if changed or version:
+            config.setdefault("changes", []).append({"step": step, "args": changed, **version})
             config["args"] |= {name: value for name, (_, value) in changed.items()}
             write_config(self.path, config)
 

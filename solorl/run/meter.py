@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from solorl.envs.returns import Teams, ended, named, rollout
-from solorl.errors import UsageError, refuse
+from solorl.errors import UsageError, refuse, told
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
 
@@ -178,11 +178,14 @@ class Meter:
     def report(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Add the row of `step`: metrics, the means of what was learned, the steps per second, and where the time went.
         Returns it with the means of the episodes that have ended since the last one. Raises Diverged, and then adds no
-        row."""
+        row; UsageError where one is not a number."""
         means = {name: total / count for name, (total, count) in self._learned().items()}
         self._sums, self._vectors, self._counts = {}, {}, Counter()
         episodes = {name: means.pop(name) for name in list(means) if name.startswith("charts/episodic_")}
-        values = {name: float(value) for name, value in (*metrics.items(), *means.items())}
+        values: dict[str, float] = {}
+        for name, value in (*metrics.items(), *means.items()):
+            with told(f"the metric {name} must be one number"):
+                values[name] = float(value)
         check_finite(values)
         for row in self.rows:
             check_finite(row)

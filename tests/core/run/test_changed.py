@@ -1,5 +1,6 @@
 """A run that is resumed with other arguments: they take effect, they are kept, and nothing that was learned is lost."""
 
+import hashlib
 import json
 import resource
 import shutil
@@ -12,13 +13,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import comparable, environment, rows, script
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from test_actor_critic import SCRIPTS as ACTOR_CRITIC
 from test_dqn import SCRIPTS as DQN
 from test_resume import finish, start, wait_for_steps
+from torch import nn
 
+import solorl
 from solorl.run import seeds
 
 PENDULUM = "--env-id Pendulum-v1 --total-timesteps 300 --learning-starts 100 --batch-size 16 --buffer-size 150"
@@ -54,6 +58,52 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     v = train("ppo", "--resume", run_dir)  # the same command that an interrupted run names
     assert v["args"].gamma == 0.9 and v["args"].total_timesteps == 960 and v["start"] == 15
     assert json.loads((run_dir / "config.json").read_text()) == config
+
+
+def test_a_run_has_the_script_that_trains_it(train, tmp_path):
+    """One that has changed since the start is the run's from then on, because its weights are those of a ReLU now; and
+    the run can be played after the next edit."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(script("ppo").read_text())
+    flags = "--num-envs 2 --num-steps 32 --total-timesteps 64 --eval-episodes 1".split()
+    run_dir = train(mine, *flags)["run"].dir
+    config = json.loads((run_dir / "config.json").read_text())
+    train(mine, "--resume", run_dir)
+    assert json.loads((run_dir / "config.json").read_text()) == config
+    mine.write_text(second := mine.read_text().replace("nn.Tanh()", "nn.ReLU()"))
+    train(mine, "--resume", run_dir, "--total-timesteps", 128, "--resume-changed")
+    assert "mine.py has changed" in train.out
+    assert (run_dir / "mine.py").read_text() == second
+    mine.write_text("")
+    assert "ReLU" in str(solorl.load(run_dir).models["agent"])
+    before, now = (hashlib.sha256(text.encode()).hexdigest() for text in (script("ppo").read_text(), second))
+    config = json.loads((run_dir / "config.json").read_text())
+    change = {"step": 64, "args": {"total_timesteps": [64, 128]}, "script_sha256": [before, now]}
+    assert config["script_sha256"] == now and config["changes"] == [change]
+
+
+def test_arguments_that_json_does_not_know(train, tmp_path):
+    """What only the file can set, such as a tuple, a path, a class or a function, is the same when a run is resumed or
+    loaded, and not a change."""
+    mine, text = tmp_path / "mine.py", script("ppo").read_text()
+    fields = """class Args(RunArgs):
+    sizes: tuple[tuple[int, ...], ...] = ((64,), (64,))
+    data: Path = Path("data")
+    layer: type = nn.Tanh
+    squash: Any = torch.tanh
+"""
+    text = text.replace("class Args(RunArgs):\n", fields).replace(
+        "import gymnasium", "from pathlib import Path\nfrom typing import Any\nimport gymnasium", 1
+    )
+    mine.write_text(text)
+    flags = "--num-envs 2 --num-steps 32 --total-timesteps 64 --eval-episodes 1".split()
+    run = train(mine, *flags)["run"]
+    config = (run.dir / "config.json").read_text()
+    assert json.loads(config)["args"]["sizes"] == [[64], [64]]
+    given = [run.args, train(mine, "--resume", run.dir)["args"], solorl.load(run.dir).args]
+    expected = (((64,), (64,)), Path("data"), nn.Tanh, torch.tanh)
+    assert [(args.sizes, args.data, args.layer, args.squash) for args in given] == [expected] * 3
+    assert (run.dir / "config.json").read_text() == config
 
 
 def test_the_best_model_is_that_of_the_environment_that_is_trained_on(train):

@@ -128,6 +128,17 @@ def test_trackers_have_the_means_of_all_episodes_since_the_last_row():
     assert [row.get("charts/episodic_return") for row in written + meter.take_rows()] == [1.0, 3.0, None, None]
 
 
+@pytest.mark.parametrize("value", [np.arange(3), None, "high", torch.ones(2)])
+def test_a_metric_that_is_not_a_number_is_named(value):
+    meter = Meter()
+    with pytest.raises(UsageError, match="mine/x"):
+        meter.report(1, {"losses/policy_loss": 1.0, "mine/x": value})
+    meter.learned({"mine/y": value if isinstance(value, np.ndarray) else torch.ones(2)})
+    with pytest.raises(UsageError, match="mine/y"):
+        meter.report(1, {"mine/x": torch.ones(1)})
+    assert meter.take_rows() == []
+
+
 def test_numbers_of_numpy_are_written_as_numbers():
     meter = Meter()
     meter.reach(np.int64(8))
