@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.files import read_json, sha256
 from solorl.runfolder import CONFIG
 from solorl.scripts import PACKAGE, in_checkout, script_paths
@@ -46,8 +46,7 @@ def trusted(copy: Path, started_from: Any) -> Path | None:
     if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
         files.append(Path(started_from))
     files += [copy] if was_started(copy.resolve()) or sha256(copy) in _of_zoo() else []
-    same = (path for path in files if path.name == copy.name)
-    return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
+    return next((path for path in files if path.name == copy.name and path.read_bytes() == copy.read_bytes()), None)
 
 
 def _of_zoo() -> set[Any]:
@@ -85,8 +84,8 @@ def refuse_links(folder: Path) -> None:
     reads there may wait for ever. The folder itself may be reached through a link."""
 
     def unreadable(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # as below
-            raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+        # as below
+        refuse(not isinstance(error, FileNotFoundError), f"{error.filename} cannot be read: {error.strerror}")
 
     for where, folders, files in os.walk(folder, onerror=unreadable):
         for path in (Path(where, name) for name in sorted(folders + files)):

@@ -72,8 +72,7 @@ def _in_jax(env_id: str) -> bool:
         return False
     from solorl.envs.classic import DYNAMICS
 
-    known = env_id in DYNAMICS or openers(env_id).compiled
-    return bool(known) or envpool_has(env_id, "max_episode_steps")
+    return bool(env_id in DYNAMICS or openers(env_id).compiled) or envpool_has(env_id, "max_episode_steps")
 
 
 def takes(facts: Facts, name: str, seen: Seen) -> bool:
