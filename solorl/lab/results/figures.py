@@ -68,10 +68,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def draw_curves(
-    comparison: cmp.Comparison,
-    curves: Mapping[tuple[str, str], cv.Curve],
-    totals: Mapping[str, cv.Curve],
-    axis: str,
+    comparison: cmp.Comparison, curves: Mapping[tuple[str, str], cv.Curve], totals: Mapping[str, cv.Curve], axis: str
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
     panels = cv.panels(comparison, curves, totals)
@@ -173,7 +170,7 @@ def _panel(
 def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
     """A figure of `panels` panels, at most COLUMNS side by side."""
     width, height = SINGLE if panels == 1 else PANEL
-    columns = panels if panels <= COLUMNS else 2 if panels == 4 else COLUMNS
+    columns = 2 if panels == 4 else min(panels, COLUMNS)
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
