@@ -23,9 +23,8 @@ def main(argv: Sequence[str]) -> int:
     how.add_argument("--stochastic", action="store_true", help="draw the actions at random, if the script can")
     how.add_argument("--random", action="store_true", help="uniformly random actions; the policy is not asked")
     p.add_argument("--num-envs", metavar="N", type=at_least(1), default=8, help="environments side by side (8)")
-    p.add_argument(
-        "--seed", metavar="S", type=at_least(0, 2**31 - 1), help="of environments and actions (that of the run)"
-    )
+    whose = "of environments and actions (that of the run)"
+    p.add_argument("--seed", metavar="S", type=at_least(0, 2**31 - 1), help=whose)
     p.add_argument("--trust-script", action="store_true", help="execute the folder's script, whatever it does")
     args = p.parse(argv)
     from solorl.envs.surroundings import undisturbed  # here: they load the numerical libraries
