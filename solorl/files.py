@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, denied, did_you_mean, refuse
 from solorl.machine import process_start
 
 
@@ -35,15 +35,12 @@ MOST_JSON = 2**28  # bytes of a file of JSON
 def write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, keeping the permissions of one it replaces; UsageError if that fails."""
     path = path.resolve()  # a link keeps pointing to the file
-    try:
+    with denied(f"{path} cannot be written"):
+        refuse(not path.parent.exists(), f"the folder {path.parent} does not exist")
         mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
         write_atomically(path, data)
         if mode is not None:
             path.chmod(mode)
-    except FileNotFoundError:
-        raise UsageError(f"the folder {path.parent} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def shown(path: Path) -> str:

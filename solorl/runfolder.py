@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from solorl.errors import UsageError, denied
+from solorl.errors import UsageError, denied, refuse
 from solorl.files import near, read_json, write_atomically
 from solorl.terminal import warn
 
@@ -103,9 +103,9 @@ def lock(folder: Path) -> Any:
 
 def refuse_old(folder: Path) -> None:
     """UsageError where a run folder was made by a version whose runs this one cannot resume."""
-    if config_of(folder).get("format", 1) != FORMAT:
-        what = f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed"
-        raise UsageError(f"{what}: check out the version that made it (git checkout a9e391d), or start a new run")
+    what = f"the run in {near(folder)} was made by SoloRL 0.1 and can be played, but not resumed"
+    how = "check out the version that made it (git checkout a9e391d), or start a new run"
+    refuse(config_of(folder).get("format", 1) != FORMAT, f"{what}: {how}")
 
 
 def is_locked(folder: Path) -> bool:

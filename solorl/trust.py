@@ -46,8 +46,7 @@ def trusted(copy: Path, started_from: Any) -> Path | None:
     if isinstance(started_from, str) and Path(started_from).is_absolute() and was_started(Path(started_from)):
         files.append(Path(started_from))
     files += [copy] if was_started(copy.resolve()) or sha256(copy) in _of_zoo() else []
-    same = (path for path in files if path.name == copy.name)
-    return next((path for path in same if path.read_bytes() == copy.read_bytes()), None)
+    return next((path for path in files if path.name == copy.name and path.read_bytes() == copy.read_bytes()), None)
 
 
 def _of_zoo() -> set[Any]:

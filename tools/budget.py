@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from solorl.catalog.header import Script, find_named, parse_header, read_source
-from solorl.errors import UsageError
+from solorl.errors import UsageError, refuse
 from solorl.files import write
 from solorl.scripts import BUDGETS, VALUE_COLUMN, as_typed, in_catalogue
 from tools.source import count_changes, origin_of, parent_paths
@@ -50,8 +50,7 @@ def read_table(table: Path) -> dict[str, dict[str, Any]]:
         if type(lines) is not int or lines < 0 or lines % STEP:
             raise UsageError(f"{table}: the budget of {name} must be a multiple of {STEP}, but is {lines!r}")
     for name, why in tables["long"].items():
-        if not (isinstance(why, str) and why.strip()):
-            raise UsageError(f"{table}: [long] must say why {name} may be longer")
+        refuse(not (isinstance(why, str) and why.strip()), f"{table}: [long] must say why {name} may be longer")
     return tables
 
 
@@ -79,11 +78,9 @@ def measure(script: Script) -> tuple[int, str]:
     """Lines, added and removed, between a script and its parent or the merge of its two parents; and, for a merge,
     where they begin. UsageError where there is no such file."""
     for name in script.parents:
-        if not find_named(script, name):
-            raise UsageError(f"Differs names {name}, but there is no such file")
+        refuse(not find_named(script, name), f"Differs names {name}, but there is no such file")
     first, *others = parent_paths(script)
-    if len(others) > 1:
-        raise UsageError(f"Differs names {len(others) + 1} parents, but may name two at most")
+    refuse(len(others) > 1, f"Differs names {len(others) + 1} parents, but may name two at most")
     if others:
         return square(script, first, others[0])
     return sum(count_changes(counted(first), counted(script.path))), ""
@@ -134,12 +131,11 @@ def breach(script: Script) -> str:
 
 def set_budget(script: Script) -> tuple[int, int]:
     """Make the present diff, rounded up to 10, the budget; return both. UsageError for a file without a parent."""
-    if not in_catalogue(script.path):
-        raise UsageError(f"{script.path.name} is not in a folder of algorithms, so it needs no budget")
-    if not script.parents:
-        raise UsageError(f"{script.path.name} names no sibling that it differs from, so it has no budget")
+    name = script.path.name
+    refuse(not in_catalogue(script.path), f"{name} is not in a folder of algorithms, so it needs no budget")
+    refuse(not script.parents, f"{name} names no sibling that it differs from, so it has no budget")
     lines, table = measure(script)[0], table_of(script.path)
     tables = read_table(table)
-    tables["diff"][script.path.name] = -(-lines // STEP) * STEP
+    tables["diff"][name] = -(-lines // STEP) * STEP
     write_table(table, tables)
-    return lines, tables["diff"][script.path.name]
+    return lines, tables["diff"][name]

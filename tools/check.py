@@ -7,7 +7,7 @@ from pathlib import Path
 
 from solorl.catalog.header import find_path, parse_header
 from solorl.cli import Parser
-from solorl.errors import UsageError
+from solorl.errors import refuse
 from solorl.files import shown
 from solorl.scripts import in_catalogue, script_paths
 from tools.budget import parents_in_words, set_budget
@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     paths = [find_path(name) for name in args.files] or list(script_paths().values())
     if args.set_budget:
-        if not args.files:
-            raise UsageError("solo check --set-budget needs the files whose budget is to be set")
+        refuse(not args.files, "solo check --set-budget needs the files whose budget is to be set")
         return set_budgets(paths)
     found = problems_of(paths)
     for problem in found:

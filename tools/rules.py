@@ -142,7 +142,9 @@ def check_parts(source: Source) -> Iterator[Problem]:
     """A checkpoint holds the objects that `run.resume` got, so what the loop replaces is in a namespace. In JAX the
     library replaces the training."""
     block = main_block(source.tree)
-    for name, line in rebound(block) if block and source.script.framework == "torch" else ():
+    if block is None or source.script.framework != "torch":
+        return
+    for name, line in rebound(block):
         text = f"binds {name} again, but checkpoints hold what run.resume was given"
         yield source.problem(line, "resume", f"{text}: put it into a namespace, now = SimpleNamespace({name}=...)")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from solorl.catalog.header import Definition, definitions, find_path, parse_header, parse_source, read_source
 from solorl.cli import Parser
-from solorl.errors import UsageError, hint
+from solorl.errors import UsageError, hint, refuse
 from solorl.files import git, shown, write
 from tools.rules import EXEMPT, is_bound
 from tools.source import neighbours, parent_paths, split_header
@@ -48,8 +48,7 @@ def put(path: Path, text: str) -> None:
 def copy_definition(name: str, source: Path, check: bool) -> int:
     """Copy a definition into all files in which it must be equal."""
     body, own = body_of(source, name), parse_header(source)
-    if name in EXEMPT:
-        raise UsageError(f"solo sync leaves {', '.join(EXEMPT)} alone: they are meant to differ between files")
+    refuse(name in EXEMPT, f"solo sync leaves {', '.join(EXEMPT)} alone: they are meant to differ between files")
     others = [parse_header(path) for path in neighbours(source) if not path.samefile(source)]
     new = {other.path: synced(other.path, name, body) for other in others if is_bound(name, own, other)}
     having = {path: text for path, text in new.items() if text is not None}
@@ -133,6 +132,5 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     if args.main and not (args.name or args.source):
         return merge_down(find_path(args.main), args.base, args.check)
-    if args.main or not (args.name and args.source):
-        raise UsageError("solo sync needs either NAME --from FILE or --main PARENT")
+    refuse(args.main or not (args.name and args.source), "solo sync needs either NAME --from FILE or --main PARENT")
     return copy_definition(args.name, find_path(args.source), args.check)

@@ -1,10 +1,9 @@
 """The arguments every script shares, from the command line or from a run folder."""
 
-import dataclasses
 import sys
 from argparse import ArgumentError
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -75,7 +74,7 @@ def parse(args_type: type[A]) -> A:
         saved = saved_arguments(Path(folder), args_type) if folder else args_type()
         foreign = Path(folder) / CONFIG if folder and HOW.get() is None else None
         left_out = _refuse_elsewhere(saved, foreign, given) if foreign else []
-        args = dataclasses.replace(saved, **given)
+        args = replace(saved, **given)
         if hasattr(args, "env_id"):  # what the environment is comes before what the numbers are
             check_env_id_of(script_path(), args.env_id, args.env_kind, typed=not folder or "env_id" in given)
         if "/" in given.get("exp_name", ""):
@@ -130,10 +129,10 @@ def script_path() -> Path:
 
 def check_unchanged(args: RunArgs, saved: RunArgs) -> None:
     """Refuse to resume with other hyper-parameters, unless told to; lists them."""
-    shared = {field.name for field in dataclasses.fields(RunArgs)} - {"seed"} | {"num_seeds", *ONCE}
+    shared = {field.name for field in fields(RunArgs)} - {"seed"} | {"num_seeds", *ONCE}
     changed = [
         f"--{field.name.replace('_', '-')} {getattr(saved, field.name)} -> {getattr(args, field.name)}"
-        for field in dataclasses.fields(args)
+        for field in fields(args)
         if field.name not in shared and getattr(args, field.name) != getattr(saved, field.name)
     ]
     if changed and not args.resume_changed:

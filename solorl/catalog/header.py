@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import solorl
-from solorl.errors import UsageError, did_you_mean, refuse
+from solorl.errors import UsageError, denied, did_you_mean, refuse
 from solorl.files import expanded
 from solorl.scripts import KEYS, VALUE_COLUMN, header_fields, in_catalogue, not_for, script_paths
 
@@ -55,11 +55,10 @@ def scripts(folder: Path | None = None) -> list[Script]:
 def read_source(path: Path) -> str:
     """The text of a Python file; UsageError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with denied(f"{path} cannot be read"):
+            return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file in UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse_source(path: Path, text: str | None = None) -> ast.Module:

@@ -14,12 +14,10 @@ from solorl.catalog.header import ENTRANCES, METADATA, lines_of, parse_source, r
 from solorl.errors import UsageError, refuse
 from solorl.scripts import PACKAGE, facts_of, header_fields, in_checkout
 
-STUB = Path(__file__).with_name("stub.py")
-ENVPOOL = (
-    PACKAGE / "envs" / "load_envpool.py", Path(__file__).with_name("stub_envpool.py"), PACKAGE / "envs" / "envpool.py"
-)  # fmt: skip
-READER = PACKAGE / "args" / "command_line.py"
-VECTOR = PACKAGE / "envs" / "vector.py"
+STUB = PACKAGE / "catalog/stub.py"
+ENVPOOL = (PACKAGE / "envs/load_envpool.py", PACKAGE / "catalog/stub_envpool.py", PACKAGE / "envs/envpool.py")
+READER = PACKAGE / "args/command_line.py"
+VECTOR = PACKAGE / "envs/vector.py"
 ONLY_OURS = ("run.dataset", "run.keep", "run.multi_agent_env", "run.place")  # verbs that the stub has not
 BANNER = "# ---- SoloRL's run library in short: the same seeds and environments, no run folder, no checkpoints\n"
 

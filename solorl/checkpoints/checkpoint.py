@@ -20,8 +20,7 @@ import numpy as np
 from solorl.checkpoints import env_state
 from solorl.errors import reason
 from solorl.files import sha256, sync_file
-from solorl.runfolder import step_of
-from solorl.runfolder import steps_in as checkpoints
+from solorl.runfolder import step_of, steps_in
 
 KEEP = 2  # checkpoints that stay on the disk
 FILES = ("tensors.safetensors", "state.json")
@@ -215,7 +214,7 @@ def save_checkpoint(folder: Path, step: int, tree: Any) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_file(folder)
-    for old in checkpoints(folder)[:-KEEP]:
+    for old in steps_in(folder)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -224,7 +223,7 @@ def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, 
     """The newest whole checkpoint of step `until` or before (None where there is none) and a sentence for each damaged
     one passed over."""
     notes: list[str] = []
-    for path in reversed(checkpoints(folder)):
+    for path in reversed(steps_in(folder)):
         if step_of(path) <= until:
             try:
                 return read_state(path), notes
@@ -235,6 +234,6 @@ def load_checkpoint(folder: Path, until: float = math.inf) -> tuple[Any | None, 
 
 def delete_newer(folder: Path, step: int) -> None:
     """Delete the checkpoints after `step`: a run that continues from there writes others."""
-    for path in reversed(checkpoints(folder)):
+    for path in reversed(steps_in(folder)):
         if step_of(path) > step:
             shutil.rmtree(path, ignore_errors=True)

@@ -24,7 +24,7 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from solorl.envs.async_envs import AsyncEnvs
 from solorl.envs.guest import guest_in
-from solorl.envs.spaces import as_arrays
+from solorl.envs.spaces import as_arrays, batch_of
 from solorl.envs.surroundings import RANDOM
 
 RECORDED: Any = gym.vector.SyncVectorEnv | AsyncEnvs
@@ -177,6 +177,4 @@ def observations(envs: Any) -> Any:
     or, where the state could not be saved, those of new episodes."""
     if not isinstance(envs, RECORDED):
         return envs.obs if hasattr(envs, "load_state_dict") else envs.reset()[0]
-    space, obs = envs.single_observation_space, _each(envs, attrgetter("obs"))
-    empty: Any = gym.vector.utils.create_empty_array(space, len(obs))
-    return gym.vector.utils.concatenate(space, obs, empty)
+    return batch_of(envs.single_observation_space, _each(envs, attrgetter("obs")))

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from solorl import __version__
-from solorl.errors import UsageError, hint, quit_with
+from solorl.errors import UsageError, hint, quit_with, refuse
 from solorl.scripts import PACKAGE, in_checkout
 
 ASKED = "_ARGCOMPLETE"  # set where a shell asks which words may follow
@@ -93,8 +93,7 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return args
         flag = unknown[0].split("=")[0]
-        if not flag.startswith("-"):
-            raise UsageError(f"{self.prog} takes no further argument {flag}; see `{self.prog} --help`")
+        refuse(not flag.startswith("-"), f"{self.prog} takes no further argument {flag}; see `{self.prog} --help`")
         flags = [option for option in self._option_string_actions if option.startswith("--")]
         raise UsageError(f"{self.prog} has no flag {flag}{hint(flag, flags, 'it has')}")
 

@@ -44,7 +44,6 @@ from solorl.lab.studies.bench import Bench, dry_run
 from solorl.lab.studies.checks import check_name, check_texts
 from solorl.lab.studies.collect import Collector
 from solorl.lab.studies.engines import ENGINES, Job, start
-from solorl.lab.studies.plan import Flags, Plan
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.runs import find
 from solorl.lab.studies.storage import Folder, open_storage, refusal
@@ -153,14 +152,14 @@ def pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], Flags]:
+def split(argv: Sequence[str]) -> tuple[list[str], plans.Flags]:
     """The command's own words, and the flags after `--`."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     return words[:cut], plans.parse_flags(words[cut + 1 :])
 
 
-def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
+def suite_plan(args: Any, extra: plans.Flags, given: dict[str, Any]) -> plans.Plan:
     """The tasks of a suite file; UsageError for flags that a suite sets itself."""
     if len(args.what) > 1:
         raise UsageError(f"solo bench takes one suite or scripts, not {args.what[0]} and {args.what[1]}")
@@ -170,7 +169,7 @@ def suite_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     return plans.load_suite(Path(args.what[0]), extra, args.env_ids, args.num_seeds, args.python or "", given)
 
 
-def sweep(text: str) -> list[Flags]:
+def sweep(text: str) -> list[plans.Flags]:
     """The flags of each value in `FLAG=VALUE,VALUE`; UsageError for any other text."""
     name, _, values = text.removeprefix("--").partition("=")
     found = values.split(",")
@@ -179,7 +178,7 @@ def sweep(text: str) -> list[Flags]:
     return [plans.as_flag(name, {"true": True, "false": False}.get(value, value), "--sweep") for value in found]
 
 
-def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
+def script_plan(args: Any, extra: plans.Flags, given: dict[str, Any]) -> plans.Plan:
     """The tasks of a command line without a suite; UsageError where it names no environments."""
     scripts = [plans.load_script(name) for name in args.what]
     refuse(not args.env_ids, "solo bench needs --env-ids, such as --env-ids CartPole-v1 Acrobot-v1")
@@ -195,10 +194,10 @@ def script_plan(args: Any, extra: Flags, given: dict[str, Any]) -> Plan:
     tasks = plans.make_tasks(scripts, dict.fromkeys(args.env_ids), seeds, variants, None, args.python or "", resources)
     name = "-".join(dict.fromkeys(script.name for script in scripts))
     check_name(name, "solo bench: the names of the scripts, joined,")
-    return Plan(name, plans.ordered(tasks))
+    return plans.Plan(name, plans.ordered(tasks))
 
 
-def run(study: Study, plan: Plan, workers: int, until: float, folder: Path) -> int:
+def run(study: Study, plan: plans.Plan, workers: int, until: float, folder: Path) -> int:
     """Bring the plan to its end on this machine and say how it went; the exit code."""
     view: Lines | Table = Table() if sys.stdout.isatty() else Lines()
     pool = Pool(study, plan.tasks, workers, view.say)
@@ -294,8 +293,10 @@ def status(study: Study, tasks: Sequence[Task], as_json: bool) -> int:
     for task in tasks:
         one = found[task.id]
         if one.name != "finished" or len(tasks) == 1:
-            say(f"{one.name:<10} {task.id}{one.reason and ': '}{one.reason}")
+            why = f": {one.reason}" if one.reason else ""
+            say(f"{one.name:<10} {task.id}{why}")
             if one.name == "failed":
                 say("".join(f"    | {plain(str(line))}\n" for line in one.last("tail")).rstrip("\n"))
-    say(f"{study.name}: {len(tasks)} tasks: {', '.join(f'{count} {name}' for name, count in counts.items())}")
+    numbers = ", ".join(f"{count} {name}" for name, count in counts.items())
+    say(f"{study.name}: {len(tasks)} tasks: {numbers}")
     return int("failed" in counts)

@@ -111,7 +111,9 @@ def info(folder: Path, own: tuple[float, float] | None) -> Any:
     about, data = read_about(folder), read(folder)
     returns, lengths = data.whole_returns(), np.bincount(data.episode)
 
-    spread = lambda x: f"mean {number(x.mean())}, from {number(x.min())} to {number(x.max())}"  # noqa: E731
+    def spread(x: np.ndarray) -> str:
+        return f"mean {number(x.mean())}, from {number(x.min())} to {number(x.max())}"
+
     pieces, at_limit = len(about["pieces"]), (data.truncated & ~data.terminated).sum() - data.cut.sum()
     lines = [
         ("data set", f"{shown(folder)}: {about.get('policy')} on {about.get('env_id')}"),

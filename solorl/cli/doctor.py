@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     kind = attrgetter("kind")
     for _, group in groupby(sorted(found, key=kind), key=kind):
         if findings := doctor.disagreement(seeds := list(group)):
-            print(f"\n{paint(plain(f'{seeds[0].script} on {seeds[0].env_id}, all seeds'), 'bold')}")
+            head = f"{seeds[0].script} on {seeds[0].env_id}, all seeds"
+            print(f"\n{paint(plain(head), 'bold')}")
             show(findings)
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solorl.cli import Parser
-from solorl.errors import UsageError, denied, refuse
+from solorl.errors import denied, refuse
 from solorl.files import shown, write
 from solorl.terminal import aligned
 
@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
     from solorl.lab.results.read import read_all
 
     results, problems = read_all(args.paths)
-    if not results:
-        raise UsageError(f"nothing to report: {'; '.join(problems[:3])}")
+    refuse(not results, f"nothing to report: {'; '.join(problems[:3])}")
     results = cmp.only(results, args.env_ids, args.methods)
     comparison = cmp.compare(results, args.metric or "auto", args.baseline, args.normalise, bool(args.methods))
     out = args.out or Path("report")

@@ -16,7 +16,7 @@ from solorl import runfolder
 from solorl.cli import Parser
 from solorl.errors import UsageError, denied, hint, refuse
 from solorl.files import expanded, missing
-from solorl.runfolder import CONFIG, METRICS, STATUS, is_locked
+from solorl.runfolder import CONFIG, LOCK, METRICS, STATUS, TAIL, config_of, is_locked, is_run, lock, rows_of, status_of
 from solorl.terminal import aligned, duration, scores
 
 COLUMNS = ("env", "script", "seed", "status", "step", "evaluation", "size", "age", "folder")
@@ -30,7 +30,7 @@ def run_folders(path: Path) -> Iterator[Path]:
     """The run folders at or below `path`; links and hidden folders are not followed."""
     for place, folders, _ in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if runfolder.is_run(Path(place)):
+        if is_run(Path(place)):
             folders.clear()
             yield Path(place)
 
@@ -45,8 +45,8 @@ def stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
 def read(path: Path) -> Run:
     """What the files of a run folder say, its size in bytes, and when it changed, in seconds since 1970; a run without
     its process was killed."""
-    config, status = runfolder.config_of(path), runfolder.status_of(path)
-    rows = runfolder.rows_of(path / METRICS, -runfolder.TAIL)
+    config, status = config_of(path), status_of(path)
+    rows = rows_of(path / METRICS, -TAIL)
     word = runfolder.status_now(path, str(status.get("status", "unknown")).partition(":")[0])
     found = [row["eval/episodic_return"] for row in rows if "eval/episodic_return" in row]
     return {
@@ -97,8 +97,8 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
     count = f"{len(runs)} run folder{'s'[: len(runs) != 1]}"
     for folder in (Path(run["folder"]) for run in runs):
         refuse(folder.is_symlink(), f"{folder} is a link; name the folder that it leads to")
-        has_lock = (folder / runfolder.LOCK).exists()  # else what the run has said last must do
-        if is_locked(folder) or (not has_lock and runfolder.status_of(folder).get("status") == "running"):
+        has_lock = (folder / LOCK).exists()  # else what the run has said last must do
+        if is_locked(folder) or (not has_lock and status_of(folder).get("status") == "running"):
             raise UsageError(f"nothing is deleted: a process is training in {folder}")
     size = decimal(sum(run["size"] for run in runs))
     print("\n".join(run["folder"] for run in runs))
@@ -106,7 +106,7 @@ def delete(runs: Sequence[Run], yes: bool) -> int:
         print("nothing is deleted")
         return 1
     for run in runs:
-        with denied(f"{run['folder']} cannot be deleted"), closing(runfolder.lock(Path(run["folder"]))):
+        with denied(f"{run['folder']} cannot be deleted"), closing(lock(Path(run["folder"]))):
             shutil.rmtree(run["folder"])
     print(f"deleted {count}, {size}")
     return 0
@@ -136,7 +136,7 @@ def main(argv: Sequence[str]) -> int:
     if deleting and not any(wanted.values()):
         refuse(not paths, "solo runs delete needs run folders, or a filter such as --status failed")
         for path in paths:
-            refuse(path.is_dir() and not runfolder.is_run(path), f"{path} is not a run folder, so it is not deleted")
+            refuse(path.is_dir() and not is_run(path), f"{path} is not a run folder, so it is not deleted")
     found = chosen(paths or [path for path in (Path("runs"),) if path.is_dir()], wanted)
     if args.json and not deleting:
         print(json.dumps(found, indent=2))

@@ -50,9 +50,8 @@ def main(argv: Sequence[str]) -> int:
     where = args.storage or f"runs/tune/{search.script.name}"
     refuse("://" in where, f"solo tune: the trials need a folder that all machines see, not {where}")
     if args.engine != "local":
-        cut = argv.index("--") if "--" in argv else len(argv)
         mine = f"--engine local --workers 1 --storage {shlex.quote(str(Path(where).absolute()))}"
-        again = (*(word for word in argv[:cut] if word != "--dry-run"), *shlex.split(mine), *argv[cut:])
+        again = (*(word for word in own if word != "--dry-run"), *shlex.split(mine), *argv[len(own) :])
         count, one = args.workers or len(own_cores()), search.tasks({}, 1)
         workers = replace(job(where, search.script.name, one, count), words=("tune", *again))
         say(start(args.engine, workers, dict(args.engine_option), args.dry_run))

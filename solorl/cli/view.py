@@ -61,12 +61,12 @@ class Table:
         shares = 0.0
         for task_id, (worker, (first, *others)) in running.items():
             if task_id not in self._rows:
-                name = f"{first}{f' to {others[-1].seed}' if others else ''}"
+                name = f"{first} to {others[-1].seed}" if others else str(first)
                 self._rows[task_id] = self.progress.add_task(name, total=None, score="")
             share, score = progress(worker)
             shares += (share or 0.0) * (1 + len(others))
             told = "" if score is None else scores(score)[0]
-            self.progress.update(self._rows[task_id], total=share and 1.0, completed=share or 0.0, score=told)
+            self.progress.update(self._rows[task_id], total=1.0 if share else None, completed=share or 0.0, score=told)
         words = f"{count} of {len(bench.tasks)} finished, {len(running)} running"
         self.progress.update(self._all, total=len(bench.tasks), completed=count + shares, description=words)
         self.progress.refresh()

@@ -26,6 +26,19 @@ from solorl.compute.graphs import Entry, Recorded
 from solorl.errors import UsageError, refuse
 from solorl.terminal import warn
 
+
+def softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    """What `torch.softmax` does."""
+    x = np.exp(x - x.max(dim, keepdims=True))
+    return x / x.sum(dim, keepdims=True)
+
+
+def log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+    """What `torch.log_softmax` does."""
+    x = x - x.max(dim, keepdims=True)
+    return x - np.log(np.exp(x).sum(dim, keepdims=True))
+
+
 # Optimisers that treat each number alone: what they do to a vector is what they do to its parts.
 ELEMENTWISE = tuple(getattr(torch.optim, x) for x in ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"))
 ZERO = np.zeros((), np.float32)  # NumPy is faster with an array than with a number of Python
@@ -43,20 +56,10 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "squeeze": lambda x, dim: x.squeeze(dim) if x.shape[dim] == 1 else x,
     "flatten": lambda x, start_dim: x.reshape(*x.shape[:start_dim], -1),
     "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[:dim], *sizes, *x.shape[dim:][1:]),
-    "softmax": lambda x, dim: _softmax(x, dim),
-    "log_softmax": lambda x, dim: _log_softmax(x, dim),
+    "softmax": softmax,
+    "log_softmax": log_softmax,
 }
 LAYERS: dict[type, Callable[..., Any]] = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
-
-
-def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
-    x = np.exp(x - x.max(dim, keepdims=True))
-    return x / x.sum(dim, keepdims=True)
-
-
-def _log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
-    x = x - x.max(dim, keepdims=True)
-    return x - np.log(np.exp(x).sum(dim, keepdims=True))
 
 
 class Tracer(torch.fx.Tracer):

@@ -105,9 +105,9 @@ class Writer:
     def check(self) -> None:
         """UsageError where something is in the folder already."""
         with told(f"{self.folder} cannot be read"):
-            if self.folder.is_dir() and any(self.folder.iterdir()):
-                what = "has a data set already" if (self.folder / ABOUT).exists() else "is not empty"
-                raise UsageError(f"{self.folder} {what}; name another folder, or delete it")
+            what = "has a data set already" if (self.folder / ABOUT).exists() else "is not empty"
+            full = self.folder.is_dir() and any(self.folder.iterdir())
+            refuse(full, f"{self.folder} {what}; name another folder, or delete it")
 
     def open(self, about: Mapping[str, Any], spaces: tuple[gym.Space, gym.Space]) -> None:
         """Make the folder. `about` describes the data: `env_id`, `policy`, `num_envs`, ...; `spaces`: see `described`.
@@ -187,8 +187,8 @@ def read(folder: Path) -> Dataset:
         size, action_size = (math.prod(space.shape) * space.dtype.itemsize for space in spaces)  # type: ignore
     # per transition: two observations (one in final_obs), an action, a reward and three flags; and `after`
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
-    need, there = sum(most) / 2**30, machine.memory() / 2**30
-    refuse(need > there, f"{folder} needs {need:,.1f} GiB of memory, but there are {there:,.1f}")
+    needed, there = sum(most) / 2**30, machine.memory() / 2**30
+    refuse(needed > there, f"{folder} needs {needed:,.1f} GiB of memory, but there are {there:,.1f}")
     sizes = zip(about["pieces"], most, strict=True)
     pieces = [_read_piece(folder, *each, about["num_envs"], *spaces) for each in sizes]
     with told(f"the pieces of {folder} do not fit"):

@@ -35,6 +35,11 @@ class Dynamics:
     observe: Callable[..., Any] = lambda state: state
 
 
+def near_zero(bound):
+    """A start of four numbers from -bound to bound."""
+    return lambda key, n: jax.random.uniform(key, (n, 4), minval=-bound, maxval=bound)
+
+
 # ---------------------------------------------------------------------- CartPole
 def cartpole_step(state, action):
     """Euler steps of 0.02 s; falls at 12 degrees or 2.4 units. Barto, Sutton, Anderson 1983."""
@@ -48,9 +53,6 @@ def cartpole_step(state, action):
     state = state + 0.02 * rates
     fallen = (jnp.abs(state[:, 0]) > 2.4) | (jnp.abs(state[:, 2]) > 12 * 2 * np.pi / 360)
     return state, jnp.ones(len(state)), fallen
-
-
-CARTPOLE = Dynamics(lambda key, n: jax.random.uniform(key, (n, 4), minval=-0.05, maxval=0.05), cartpole_step)
 
 
 # ---------------------------------------------------------------------- MountainCar
@@ -126,12 +128,10 @@ def acrobot_observe(state):
 
 
 DYNAMICS = {
-    "CartPole-v1": CARTPOLE,
+    "CartPole-v1": Dynamics(near_zero(0.05), cartpole_step),
     "MountainCar-v0": Dynamics(mountain_car_start, mountain_car_step),
     "Pendulum-v1": Dynamics(pendulum_start, pendulum_step, pendulum_observe),
-    "Acrobot-v1": Dynamics(
-        lambda key, n: jax.random.uniform(key, (n, 4), minval=-0.1, maxval=0.1), acrobot_step, acrobot_observe
-    ),
+    "Acrobot-v1": Dynamics(near_zero(0.1), acrobot_step, acrobot_observe),
 }
 
 
@@ -145,12 +145,11 @@ class JaxEnvs:
     """
 
     def __init__(self, env_id: str, num_envs: int, dynamics: Dynamics | None = None):
-        spec = gym.spec(env_id)
         env = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
         self.dynamics, self.num_envs = dynamics or DYNAMICS[env_id], num_envs
-        self.max_steps = spec.max_episode_steps or np.iinfo(np.int32).max
+        self.max_steps = gym.spec(env_id).max_episode_steps or np.iinfo(np.int32).max
 
     def reset(self, key):
         """New episodes everywhere: state, obs (num_envs, obs_dim)."""

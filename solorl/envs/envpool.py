@@ -61,7 +61,8 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv):
         longest = spec.config.max_episode_steps - 1 if hasattr(spec.config, "distribution_mode") else 2**31 - 2
         self.max_steps = min(longest, max_steps or (ATARI_STEPS if self.is_atari else spec.config.max_episode_steps))
         self.env_id, self.num_envs, self.options = env_id, num_envs, options
-        self.num_threads = min(num_envs, num_threads or _threads())
+        torch = sys.modules.get("torch")
+        self.num_threads = min(num_envs, num_threads or (torch.get_num_threads() if torch else 1))
         self.space, self.single_action_space = spec.observation_space, spec.action_space  # the first: EnvPool's own
         self.single_observation_space = flat_space(self.space)
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
@@ -174,8 +175,3 @@ def has_fire(game: str, actions: Any) -> bool:
     ale.loadROM(roms.get_rom_path(game))  # type: ignore[arg-type]
     buttons = ale.getMinimalActionSet() if actions.nvec[0] < 18 else ale.getLegalActionSet()
     return len(buttons) >= 3 and buttons[1] == ale_py.Action.FIRE
-
-
-def _threads() -> int:
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else 1

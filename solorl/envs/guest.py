@@ -57,10 +57,10 @@ class Guest(Masked):
 
     own: dict[str, Any] | None = None
     wrong = ""
-    now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode; a tuple is not saved in checkpoints
+    now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode
 
     def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0):
-        self.env_id, self._terms, self._home = env_id, (manners, ends), dict[str, Any]()
+        self.env_id, self._manners, self._ends, self._home = env_id, manners, ends, dict[str, Any]()
         with undisturbed():
             super().__init__(self._watched(make_env))
         if manners.changes and self.own is None:
@@ -71,9 +71,9 @@ class Guest(Masked):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `gymnasium.Env.reset`."""
-        if self.own and self._terms[0].changes and seed is not None:
+        if self.own and self._manners.changes and seed is not None:
             self.own[RANDOM] = seeded(seed)
-        if self._terms[0].short and seed is not None:  # its last bits are equal in all runs, these 31 are not
+        if self._manners.short and seed is not None:  # its last bits are equal in all runs, these 31 are not
             seed = int(np.random.SeedSequence(seed).generate_state(1)[0] >> 1)
         self._home = self._home or now(OWN[1:])  # of the first one: till then the script may change it
         obs, info = self._watched(self.env.reset, seed=seed, options=options)
@@ -107,12 +107,13 @@ class Guest(Masked):
         """`wrong`, after a look at the current observation."""
         obs, length = self.now
         if not self.wrong and (found := not_finite(obs)):
-            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {found[1]}"
+            when = f"after {length} steps" if length else "of a reset"
+            self.wrong = f"the observation {when} is {found[1]}"
         return self.wrong
 
     def fault(self, what: str) -> NoReturn:
         """Say what is wrong with the environment."""
-        if self._terms[1] == os.getpid():
+        if self._ends == os.getpid():
             quit_with(f"{self.env_id}: {what}; --resume continues from the last checkpoint", 1)
         raise UsageError(f"{self.env_id}: {what}")
 
@@ -148,7 +149,7 @@ class Guest(Masked):
     def _read(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What the library reads of `info`, with the mask, in an array of its own, if the environment is known to give
         any: then all is allowed where it gives none."""
-        shape, (obs, length) = self._terms[0].mask, self.now
+        shape, (obs, length) = self._manners.mask, self.now
         if self._shape is not None and (found := getattr(obs, "shape", self._shape)) != self._shape:
             what = f"the observation of its {'step' if length else 'reset'} has shape {found}"
             self.fault(f"{what}, but its space has {self._shape}")
@@ -164,9 +165,10 @@ class Guest(Masked):
     def _reward(self, reward: Any) -> Any:
         """A reward as a float, of several agents as it is; NaN and infinity are noted."""
         reward = reward if self._agents else self._number("its reward", reward)
-        for place in () if self.wrong else np.flatnonzero(~np.isfinite(reward))[:1]:
-            whose = f" of {self._agents[place]}" if self._agents else ""
-            self.wrong = f"the reward{whose} is {np.ravel(reward)[place]} in step {self.now[1]} of an episode"
+        bad = np.flatnonzero(~np.isfinite(reward))
+        if bad.size and not self.wrong:
+            whose = f" of {self._agents[bad[0]]}" if self._agents else ""
+            self.wrong = f"the reward{whose} is {np.ravel(reward)[bad[0]]} in step {self.now[1]} of an episode"
         return reward
 
     def _number(self, what: str, value: Any) -> float:

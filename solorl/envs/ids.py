@@ -218,8 +218,8 @@ def check_envpool_id(env_id: str) -> Any:
     envpool = import_envpool()
     known = envpool.list_all_envs()
     if env_id not in known:
-        near = _like(env_id, known)
-        raise UsageError(f"EnvPool has no environment {env_id}{f'; did you mean {near[0]}?' if near else ''}")
+        meant = "".join(f"; did you mean {near}?" for near in _like(env_id, known)[:1])
+        raise UsageError(f"EnvPool has no environment {env_id}{meant}")
     # ale_py knows the buttons
     refuse(is_envpool_game(env_id) and importlib.util.find_spec("ale_py") is None, needs_extra(env_id, "atari"))
     return envpool

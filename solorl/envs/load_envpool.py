@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import importlib.util
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ def import_envpool() -> Any:
 def load_qt() -> None:
     """Load the libraries of pyqt5-qt5 where it is installed; without them EnvPool takes those of the system."""
     spec = importlib.util.find_spec("PyQt5")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        for path in (path for name in QT for path in sorted(Path(folder, "Qt5", "lib").glob(name))):
+    folders = spec.submodule_search_locations if spec else None
+    for folder, name in product(folders or (), QT):
+        for path in sorted(Path(folder, "Qt5", "lib").glob(name)):
             with contextlib.suppress(OSError):  # if one cannot be loaded, EnvPool says what is missing
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

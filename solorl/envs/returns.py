@@ -65,7 +65,7 @@ def ended(
     (num_envs,) of the running episodes are brought up to date in place, once all episodes have been taken.
     """
     begin = 0
-    for t in map(int, np.flatnonzero(done.any(axis=1))) if done.any() else ():
+    for t in np.flatnonzero(done.any(axis=1)).tolist():
         returns += reward[begin : t + 1].sum(0, dtype=np.float64)
         lengths += t + 1 - begin
         begin = t + 1

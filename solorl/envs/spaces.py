@@ -1,7 +1,7 @@
 """Kinds of spaces in the words of the headers, and batches of what is in them."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -39,10 +39,10 @@ def bare_action_space(envs: Any) -> Any:
     return getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
 
 
-def batch_of_one(space: gym.Space, value: Any) -> Any:
-    """A batch, as vector environments have it, that holds one observation or action of a space."""
-    empty: Any = create_empty_array(space, 1)
-    return concatenate(space, [value], empty)
+def batch_of(space: gym.Space, values: Sequence[Any]) -> Any:
+    """A batch, as vector environments have it, of observations or actions of a space."""
+    empty: Any = create_empty_array(space, len(values))
+    return concatenate(space, values, empty)
 
 
 def flattens(space: Any) -> bool:
@@ -64,7 +64,7 @@ def wrapper_for(obs: Any, action: Any) -> str:
         said = "DiscretizeAction makes choices of them" if action.is_bounded() else "TransformAction gives bounds"
     elif kind.endswith("continuous"):
         said = "TransformAction makes one axis of all"
-    return said and f"; gymnasium.wrappers.{said}"
+    return f"; gymnasium.wrappers.{said}" if said else ""
 
 
 def obs_kind(space: Any) -> str:
@@ -103,7 +103,7 @@ class First(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`."""
-        obs, reward, terminated, truncated, infos = self.envs.step(batch_of_one(self.action_space, action))
+        obs, reward, terminated, truncated, infos = self.envs.step(batch_of(self.action_space, [action]))
         seen = self._only(obs)
         if terminated[0] or truncated[0]:
             seen, infos = infos["final_obs"][0], infos.get("final_info", infos)

@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,10 +36,11 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 def seeded(seed: int) -> dict[str, Any]:
     """Such states by a seed; the global generators stay as they are."""
     short = int(np.random.SeedSequence(seed).generate_state(1)[0])  # NumPy and torch read the last 32 bits only
-    states: dict[str, Any] = {"numpy": np.random.RandomState(short).get_state()}
-    torch = sys.modules.get("torch")
-    states |= {"torch": torch.Generator().manual_seed(short).get_state()} if torch else {}
-    return states | {"python": random.Random(seed).getstate()}
+    states: dict[str, Any] = {"python": random.Random(seed).getstate()}
+    states["numpy"] = np.random.RandomState(short).get_state()
+    if torch := sys.modules.get("torch"):
+        states["torch"] = torch.Generator().manual_seed(short).get_state()
+    return states
 
 
 def plain(states: Mapping[str, Any]) -> Any:
@@ -48,12 +49,16 @@ def plain(states: Mapping[str, Any]) -> Any:
     return states["python"], arrays, states["torch"].tolist() if "torch" in states else None
 
 
-def _folder(call: Callable[..., Any], *path: str) -> str:
-    """What `os.getcwd` says, or `os.chdir` to a path; empty, and it stays, where that folder is gone. (`Path.cwd`
-    takes three times as long.)"""
+def _folder() -> str:
+    """The current folder; empty where it is gone. (`Path.cwd` takes three times as long.)"""
     with suppress(FileNotFoundError):
-        return call(*path) or ""
+        return os.getcwd()  # noqa: PTH109
     return ""
+
+
+def _set_folder(path: str) -> None:
+    with suppress(FileNotFoundError):  # it is gone
+        os.chdir(path)
 
 
 def _dtype() -> str:
@@ -70,14 +75,18 @@ def _listen(handlers: Mapping[int, Any]) -> None:
     signals.restore({each: to for each, to in handlers.items() if signal.getsignal(each) != to})
 
 
+def _set_argv(words: list[str]) -> None:
+    sys.argv[:] = words
+
+
 # What it is called -> how to read it, how to set it. Of the first three an environment may have some of its own.
 RANDOM = "the global random generators"
 STATES: dict[str, tuple[Any, Any]] = {
     RANDOM: (random_states, set_random_states),
-    "the current folder": (lambda: _folder(os.getcwd), lambda path: _folder(os.chdir, path)),
+    "the current folder": (_folder, _set_folder),
     "torch's default type": (_dtype, _set_dtype),
     "signal handlers": (lambda: {each: signal.getsignal(each) for each in signals.ENDING}, _listen),
-    "sys.argv": (lambda: [*sys.argv], lambda words: sys.argv.__setitem__(slice(None), words)),
+    "sys.argv": (lambda: [*sys.argv], _set_argv),
 }
 OWN, LIGHT = [*STATES][:3], [*STATES][1:]  # random states are too large to be looked at in each reset
 

@@ -31,14 +31,14 @@ def with_next_obs(obs: Any, infos: dict[str, Any], names: Sequence[str] = ("live
     """The infos of a step with `next_obs` (num_envs, *obs_shape), the observations to which the step led: `obs`, except
     where an episode has ended, whose last observation is in `infos["final_obs"]`. Of `names` that the infos have,
     `next_NAME` in the same way, from `infos["final_info"]`."""
-    ended = np.flatnonzero(infos.get("_final_obs", ()))
-    final = infos.get("final_info", {})  # alone where no other environment says it
-    found: dict[str, Any] = {f"next_{n}": (infos.get(n, final.get(n)), final.get(n, infos.get(n))) for n in names}
-    found = {"next_obs": (obs, infos.get("final_obs"))} | {n: both for n, both in found.items() if both[0] is not None}
-    return infos | {
-        name: _replaced(now, ended, [last[i] for i in ended]) if ended.size else now
-        for name, (now, last) in found.items()
-    }
+    ended, final = np.flatnonzero(infos.get("_final_obs", ())), infos.get("final_info", {})
+    found: dict[str, tuple[Any, Any]] = {"next_obs": (obs, infos.get("final_obs"))}
+    for name in names:
+        if name in infos or name in final:  # only there where no other environment says it
+            found[f"next_{name}"] = infos.get(name, final.get(name)), final.get(name, infos.get(name))
+    if not ended.size:
+        return infos | {name: now for name, (now, _) in found.items()}
+    return infos | {name: _replaced(now, ended, [last[i] for i in ended]) for name, (now, last) in found.items()}
 
 
 def _replaced(obs: Any, places: np.ndarray, rows: Sequence[Any]) -> Any:
@@ -98,11 +98,7 @@ class VectorEnvs(gym.vector.SyncVectorEnv):
     @property
     def action_mask(self) -> np.ndarray | None:
         """See the class."""
-        return stacked_masks(self.present())
-
-    def present(self) -> list[Any]:
-        """The mask of each environment, or None."""
-        return [env.mask for env in self._masked]
+        return stacked_masks([env.mask for env in self._masked])
 
 
 def _again(kind: type, make_envs: Sequence[Callable[[], gym.Env]], registry: dict[str, Any]) -> VectorEnvs:

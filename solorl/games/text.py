@@ -84,7 +84,8 @@ class TextTask(gym.Env[np.ndarray, np.ndarray]):
         """See `gymnasium.Env.step`."""
         reply, right = self.replies(np.asarray(action)[None])[0], self.answer(self.asked)
         reward = self.judge(self.asked, reply)
-        self.shown += f"{reply}  {'right' if reply == right else f'reward {reward or 0:g}, right is {right}'}"
+        verdict = "right" if reply == right else f"reward {reward or 0:g}, right is {right}"
+        self.shown += f"{reply}  {verdict}"
         return self._prompts([self.asked])[0], reward, True, False, {}
 
     def render(self) -> str:

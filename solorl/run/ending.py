@@ -307,7 +307,7 @@ def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_mode
     }
     if model.exists():
         facts["play it"] = f"{_solo()} play {shlex.quote(near(run_dir))}"
-    return ["", *(f"{paint(f'{name:<11}', 'bold')} {value}" for name, value in facts.items())]
+    return ["", *(f"{paint(name.ljust(11), 'bold')} {value}" for name, value in facts.items())]
 
 
 def _solo() -> str:

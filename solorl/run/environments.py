@@ -33,7 +33,8 @@ class Opened:
         self.unread_mask = manners.mask is not None and not reads
         if self.apart and (manners.agents or kind is not VectorEnvs):
             raise UsageError(f"--async-envs is for environments of one agent, not for games of several as {env_id}")
-        return (AsyncEnvs if self.apart else kind)([hosted(make_env, env_id, ends=not self.apart)] * num_envs)
+        kind = AsyncEnvs if self.apart else kind
+        return kind([hosted(make_env, env_id, ends=not self.apart)] * num_envs)
 
     def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents. UsageError as above."""

@@ -193,10 +193,10 @@ class Evaluator:
         self.best, self.episodes = max(self.best, mean), len(lengths)
         for name, make_other in (also or {}).items():
             others, _ = self.play(EVALUATE, 0, policy, make_other, name)
-            scores[f"{SCORE}_{name}"] = of_game(others, teams_of(self._envs[name][0]))
-            if self._envs[name][0].metadata.get("points"):  # then the fraction of points has an interval
-                bounds = zip(("low", "high"), interval(scores[f"{SCORE}_{name}"]), strict=True)
-                scores |= {f"{SCORE}_{name}_{bound}": np.array(x) for bound, x in bounds}
+            key, game = f"{SCORE}_{name}", self._envs[name][0]
+            scores[key] = of_game(others, teams_of(game))
+            if game.metadata.get("points"):  # then the fraction of points has an interval
+                scores[f"{key}_low"], scores[f"{key}_high"] = map(np.array, interval(scores[key]))
         return {
             SCORE: mean,
             "eval/episodic_return_std": std,

@@ -19,8 +19,7 @@ from solorl.files import git_state, near, remove_leftovers, sha256, write_atomic
 from solorl.machine import cpu_model
 from solorl.run.hub import Kept
 from solorl.run.trackers import MetricsFile, Safe, trackers_of
-from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, as_written, lock, write_config
-from solorl.runfolder import config_of as saved_config
+from solorl.runfolder import CHECKPOINTS, CONFIG, FORMAT, METRICS, STOP, as_written, config_of, lock, write_config
 from solorl.scripts import PACKAGE, in_checkout, script_paths
 from solorl.terminal import warn
 from solorl.trust import note_start, refuse_hard_link
@@ -124,12 +123,13 @@ class RunFolder:
             if args.resume:
                 self._record_changes(args, script, saved.get("step", 0))
         note_start(self.path / CONFIG)
-        self.trackers = trackers_of(args, self.path, saved["step"] + 1 if saved else 0 if args.resume else None)
+        forgotten = saved.get("step", -1) + 1 if args.resume else None  # events from this step on
+        self.trackers = trackers_of(args, self.path, forgotten)
 
     def _record_changes(self, args: RunArgs, script: Path, step: int) -> None:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too. So
         is the script: the weights that it trains would be others in its older version."""
-        config = saved_config(self.path)
+        config = config_of(self.path)
         before, now = config.get("script_sha256"), sha256(script)
         version = {"script_sha256": [before, now]} if before != now else {}
         if version:
@@ -159,8 +159,9 @@ class RunFolder:
         if self.metrics is not None:
             self.metrics.write(rows)
             self.problems[METRICS] = str(self.metrics.problem.strerror) if self.metrics.problem else ""
-        for tracker in self.trackers if tracked else ():
-            tracker.write(step, tracked or {})
+        if tracked:
+            for tracker in self.trackers:
+                tracker.write(step, tracked)
 
     def missing(self) -> dict[str, str]:
         """What the run had to leave here and is not here -> why."""

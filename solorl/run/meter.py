@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from solorl.envs.returns import Teams, ended, named, rollout
+from solorl.envs.spaces import not_finite
 from solorl.errors import UsageError, refuse, told
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
@@ -135,8 +136,8 @@ class Meter:
 
     def check_returns(self) -> None:
         """Diverged where the return of a running episode is NaN or infinite."""
-        for value in () if self.returns is None else self.returns.flat:
-            check_finite({RETURN: float(value)})
+        if found := not_finite(self.returns, RETURN):
+            raise Diverged(f"{found[0]} is {found[1]}")
 
     @property
     def recent_return(self) -> float | None:

@@ -44,8 +44,9 @@ def film(env: gym.Env, policy: Policy, seed: int, path: Path) -> float:
     temporary.unlink(missing_ok=True)  # it may be a link
     fps = env.metadata.get("render_fps") or 30
     even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 has no odd sizes
+    video: Any
     with imageio.get_writer(temporary, format="FFMPEG", fps=fps, macro_block_size=1, output_params=even) as video:
-        returns, _ = play_episodes([env], policy, [seed], lambda: video.append_data(enlarged(env.render())))  # type: ignore[attr-defined]
+        returns, _ = play_episodes([env], policy, [seed], lambda: video.append_data(enlarged(env.render())))
     temporary.replace(path)
     return float(returns[0])
 
@@ -78,7 +79,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
     from matplotlib.ticker import EngFormatter
 
     rows = []
-    for row in read_rows(metrics)[0] if metrics.exists() else ():
+    for row in read_rows(metrics)[0] if metrics.exists() else []:
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             rows.append([float(row.get(name, "nan")) for name in DRAWN])
     step, episode, score, std, count = np.array(rows, float).reshape(-1, len(DRAWN)).T
@@ -92,7 +93,8 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, episodes: int)
     if test.any():
         number = np.where(np.isfinite(count), count, episodes)[test]
         error = np.nan_to_num(std[test]) / np.maximum(1, number - 1) ** 0.5  # the band is within the episodes' returns
-        low, high, width = score[test] - error, score[test] + error, 8 * (test.sum() == 1)  # a single one has a bar
+        width = 8 if test.sum() == 1 else 0  # of the edge: a single evaluation has a bar
+        low, high = score[test] - error, score[test] + error
         axes.fill_between(step[test], low, high, color="#1f6feb", alpha=0.15, linewidth=width)
         axes.plot(step[test], score[test], "o-", color="#1f6feb", ms=3, label="greedy evaluation, standard error")
     axes.set(title=title, xlabel="environment steps", ylabel="episodic return")

@@ -39,11 +39,6 @@ class Checkpoints:
         self._random: dict[str, Any] = {}  # its states of the random generators
         self._logs: dict[str, ReplayLog] = {}
 
-    @property
-    def folder(self) -> Path:
-        """Where the checkpoints are."""
-        return self.run_dir / CHECKPOINTS
-
     def name(self, parts: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> None:
         """Say what a checkpoint must hold; environments begin to note how they came about."""
         self.replays = {name: part for name, part in parts.items() if is_replay(part)}
@@ -58,16 +53,12 @@ class Checkpoints:
                 with told(f"the part {name}", str):
                     checkpoint.encode(checkpoint.capture(part), {}, name)
 
-    def replay_bytes(self) -> int:
-        """The size of all replay buffers."""
-        return sum(array.nbytes for replay in self.replays.values() for array in replay.arrays.values())
-
     def open(self, run_dir: Path) -> None:
         """Write there from now on; checkpoints newer than the one that is resumed are deleted."""
         self.run_dir = run_dir
         for name, log in self._logs.items():
             log.folder = run_dir / "replay" / name
-        checkpoint.delete_newer(self.folder, self.resumed.get("step", 0))
+        checkpoint.delete_newer(run_dir / CHECKPOINTS, self.resumed.get("step", 0))
 
     # ------------------------------------------------------------------ bringing back
     def resume(self) -> list[int]:
@@ -116,15 +107,14 @@ class Checkpoints:
 
     def _load(self) -> dict[str, Any] | None:
         """The newest whole checkpoint, None where there is none yet. UsageError where all are damaged or gone."""
-        tree, notes = checkpoint.load_checkpoint(self.folder, self.until)
-        if notes and tree is None:
-            why = "; ".join(notes)
-            raise UsageError(f"no checkpoint in {near(self.run_dir)} is whole ({why}); the run is left as it is")
+        tree, notes = checkpoint.load_checkpoint(self.run_dir / CHECKPOINTS, self.until)
+        what = f"no checkpoint in {near(self.run_dir)} is whole ({'; '.join(notes)})"
+        refuse(notes and tree is None, f"{what}; the run is left as it is")
         said = status_of(self.run_dir) if tree is None and self.until != 0 else {}
         newest, status = said.get("checkpoint"), said.get("status", "running")
-        if newest is not None or status not in ("running", "failed"):  # else killed before its first checkpoint
-            lost = f"has lost its checkpoint (its status is {status}, its newest step {newest})"
-            raise UsageError(f"{near(self.run_dir)} {lost} and is left as it is; start a new run instead")
+        killed = newest is None and status in ("running", "failed")  # before its first checkpoint
+        lost = f"has lost its checkpoint (its status is {status}, its newest step {newest})"
+        refuse(not killed, f"{near(self.run_dir)} {lost} and is left as it is; start a new run instead")
         for note in notes:
             warn(f"{note}; continuing from the checkpoint before it")
         return tree
@@ -174,7 +164,7 @@ class Checkpoints:
             "replay": {name: log.append(self.replays[name]) for name, log in self._logs.items() if with_replays},
             "ranks": list(others),
         }
-        checkpoint.save_checkpoint(self.folder, step, tree)
+        checkpoint.save_checkpoint(self.run_dir / CHECKPOINTS, step, tree)
         for log in self._logs.values():
             log.forget()
         self.newest = step

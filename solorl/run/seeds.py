@@ -28,7 +28,7 @@ from solorl.args.arguments import RunArgs, check_unchanged, saved_arguments
 from solorl.compute import xla
 from solorl.compute.device import device_words
 from solorl.envs.open import open_envs
-from solorl.errors import UsageError, in_one_sentence, quit_with
+from solorl.errors import UsageError, in_one_sentence, quit_with, refuse
 from solorl.files import is_plain_name, near, read_json, write_atomically
 from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
@@ -118,8 +118,9 @@ class Runs:
         if self.play:
             begin = functools.partial(without_replay, begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
-        for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])) if xla.is_cpu(self.runs[0].device) else ():
-            check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
+        if xla.is_cpu(self.runs[0].device):
+            for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])):
+                check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self.trainings = Trainings(begin, keys, self.side_by_side)
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
         if teams := getattr(self._envs, "teams", None):
@@ -141,14 +142,16 @@ class Runs:
         if len(set(starts)) > 1:
             quit_with(f"the seeds stand at different iterations ({starts}); resume each alone, by its own folder")
         active = [self.runs[i] for i in self._active]
-        for run in active if not self.play else ():  # nothing has been written before all fit
+        if self.play:
+            return self.trainings.all(), starts[0]
+        for run in active:  # nothing has been written before all fit
             run.begin(starts[0])
-        for name in OF_TORCH if not self.play else ():
+        for name in OF_TORCH:
             if getattr(self.args, name) != (default := getattr(RunArgs, name)):
                 warn(f"--{'no-' * default}{name.replace('_', '-')} changes nothing here: it is for files in torch")
         if lost and starts[0]:
             warn(f"the environments of {self.args.env_id} cannot be saved, so their running episodes start again")  # type: ignore[attr-defined]
-        if self.num_seeds > 1 and not self.play:
+        if self.num_seeds > 1:
             names = [run.dir.name for run in self.runs]
             for run in active:  # each run folder knows the names of all, so that all continue together
                 write_atomically(run.dir / TOGETHER, json.dumps({"runs": names}).encode())
@@ -158,7 +161,7 @@ class Runs:
             elif self.args.resume:
                 self.say("not all seeds have a checkpoint yet: starting from the beginning")
             self.say(device_words(self.runs[0].device, self.threads))
-        if self.side_by_side and not self.play:
+        if self.side_by_side:
             self.trainings.stack()
         return self.trainings.all(), starts[0]
 
@@ -300,8 +303,9 @@ class Runs:
                 self._active.remove(i)
                 if not self._active:
                     raise
-            for other in self._active if paused else ():
-                self.runs[other].meter.pause((other != i) * (time.perf_counter() - began))
+            if paused:
+                for other in {*self._active} - {i}:
+                    self.runs[other].meter.pause(time.perf_counter() - began)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         for run in self.runs[1:]:
@@ -323,12 +327,14 @@ class Runs:
 
     def _say_where(self) -> None:
         """For several seeds: how to continue where a signal has ended them, else where everything is."""
+        if self.num_seeds == 1:
+            return
         folders, stopped = [run.dir for run in self.runs], [run for run in self.runs if run.ending.why == "signal"]
-        if self.num_seeds > 1 and not stopped:
+        if not stopped:
             play = f"solo play {shlex.quote(str(folders[0]))}"
             self.say(f"curves and models in {folders[0]} to {folders[-1].name}; play one: {play}")
         together = len(stopped) == self.num_seeds  # else the others have ended before
-        for run in () if self.num_seeds == 1 else stopped[:1] if together else stopped:
+        for run in stopped[:1] if together else stopped:
             how = how_to_go_on(run.script, run.dir) + f" --num-seeds {self.num_seeds}" * together
             self.say(f"saved at step {run.step:,}; {how}")
 
@@ -377,9 +383,10 @@ def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> list[
     active = [i for i in range(len(runs)) if not ended[i] or newest[i] == max(newest)]
     common = max(set.intersection(*(set(steps[i]) for i in active)), default=0)
     saves = [len(steps[i]) for i in active]
-    if common == 0 and (min(saves) > 0 or max(saves) > 1):  # else they were killed before each had saved once
-        why = f"their newest are of the steps {newest}"
-        raise UsageError(f"the seeds have no checkpoint of one step ({why}); resume each alone, by its folder")
+    killed = min(saves) == 0 and max(saves) <= 1  # before each had saved once
+    why = f"their newest are of the steps {newest}"
+    what = f"the seeds have no checkpoint of one step ({why})"
+    refuse(common == 0 and not killed, f"{what}; resume each alone, by its folder")
     for i, run in enumerate(runs):
         if i not in active:
             say(f"seed {run.args.seed} stays as it is: {statuses[i]}, last saved at step {newest[i]:,}")

@@ -11,6 +11,7 @@ import netrc
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,13 @@ class WandB:
 class Safe:
     """A tracker that may fail: the first failure is told once, then the tracker is left alone."""
 
-    def __init__(self, name: str, make):
-        self._name, self._tracker = name, None
-        self._try(lambda: setattr(self, "_tracker", make()))
+    def __init__(self, name: str, make: Callable[[], Any]):
+        self._name = name
+        self._tracker: Any = self._tried(make)
 
-    def _try(self, action) -> None:
+    def _tried(self, action: Callable[..., Any], *inputs: Any) -> Any:
         try:
-            action()
+            return action(*inputs)
         except Exception as error:  # whatever a tracker throws must not reach the training
             self._tracker = None
             warn(f"{self._name} is off, the training continues: {type(error).__name__}: {error}")
@@ -140,12 +141,12 @@ class Safe:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """One row at `step`."""
         if self._tracker is not None:
-            self._try(lambda: self._tracker.write(step, metrics))
+            self._tried(self._tracker.write, step, metrics)
 
     def close(self) -> None:
         """Close the tracker."""
         if self._tracker is not None:
-            self._try(self._tracker.close)
+            self._tried(self._tracker.close)
 
 
 def check_wandb(args: RunArgs) -> None:

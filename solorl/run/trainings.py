@@ -14,7 +14,7 @@ import numpy as np
 
 from solorl.compute.xla import compiled
 from solorl.envs.spaces import as_arrays
-from solorl.errors import UsageError
+from solorl.errors import refuse
 from solorl.machine import own_cores
 from solorl.run.saving import Checkpoints
 
@@ -149,7 +149,8 @@ class Trainings:
     def train(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[[range, Sequence[int]], Any]:
         """Compile `train(iterations, active)`: all active seeds, on the CPU as many at once as there are cores; what
         they report, (seeds, iterations, ...). `shared`: see `Runs.compile`."""
-        return (self._in_threads if self._stack is None else self._together)(iteration, chunk, *shared)
+        way = self._in_threads if self._stack is None else self._together
+        return way(iteration, chunk, *shared)
 
     def _in_threads(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[..., Any]:
         call = compiled(iteration, chunk, self.each[0], *shared)
@@ -218,12 +219,12 @@ class Part:
                 if self.checkpoints.resumed.get("step", 0) <= rows < len(leaf):
                     missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
                     arrays = {**arrays, name: np.pad(arrays[name], missing)}
-            if name not in arrays or np.shape(arrays[name]) != leaf.shape:
-                what = f"{name} is missing or has another shape than {leaf.shape}"
-                raise UsageError(f"what was saved does not fit: {what}")
+            what = f"{name} is missing or has another shape than {leaf.shape}"
+            fits = name in arrays and np.shape(arrays[name]) == leaf.shape
+            refuse(not fits, f"what was saved does not fit: {what}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
-        for field, value in {self.field: tree}.items() if self.field else tree.items():
+        for field, value in ({self.field: tree} if self.field else tree).items():
             self.trainings.put(self.index, field, value)
 
 

@@ -149,8 +149,7 @@ class Run:
         begin with the values they have in rank 0.
         `parts`: see `checkpoint.capture`; replay buffers (see `replay`) are saved with `--save-replay` only. Returns
         the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has been
-        written before.
-        """
+        written before."""
         start = self.fit(parts)
         if not self.play:
             self.begin(start)
@@ -395,7 +394,8 @@ class Run:
         self.ending.begin()
         self.say(f"run folder {near(self.dir)}")
         self.say(device_words(self.device, self.args.threads))
-        if self.args.save_replay and (size := self.checkpoints.replay_bytes()) > 1e9:
+        size = sum(array.nbytes for replay in self.checkpoints.replays.values() for array in replay.arrays.values())
+        if self.args.save_replay and size > 1e9:
             self.say(f"the replay buffer will take up to {size / 1e9:.1f} GB in {near(self.dir / 'replay')}")
         if self.checkpoints.resumed:
             self.say(f"resumed at step {self.step:,} (iteration {start})")

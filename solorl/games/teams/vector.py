@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from solorl.envs.interface import advancing, key_of, restored
+from solorl.envs.vector import with_next_obs
 from solorl.errors import quit_with
 from solorl.games.teams import function_of
 from solorl.games.teams.game import JaxTeams
@@ -77,10 +78,8 @@ class TeamEnvs(gym.vector.VectorEnv):
             if step.final_action_mask is not None:
                 final["action_mask"] = _array(step.final_action_mask)
             infos |= {"final_obs": _array(step.final_obs), "_final_obs": done, "final_info": final, "_final_info": done}
-        infos |= {"next_obs": _array(step.final_obs), "next_state": _array(step.final_central)}
-        if step.final_action_mask is not None:
-            infos["next_action_mask"] = _array(step.final_action_mask)
-        return self.obs.copy(), np.array(step.reward, np.float64), *ends, infos
+        obs = self.obs.copy()
+        return obs, np.array(step.reward, np.float64), *ends, with_next_obs(obs, infos, ("state", "action_mask"))
 
     def _checked(self, actions: Any) -> np.ndarray:
         """The actions; ValueError where they are of another shape, or one is of another agent only."""
@@ -88,9 +87,8 @@ class TeamEnvs(gym.vector.VectorEnv):
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions are {self.action_space.shape}, not {actions.shape}")
         if not self.game.continuous and ((actions < 0) | (actions >= self.agent_action_dims)).any():
-            raise ValueError(
-                f"agents have {self.agent_action_dims} actions: one was chosen that its agent does not have"
-            )
+            what = f"agents have {self.agent_action_dims} actions"
+            raise ValueError(f"{what}: one was chosen that its agent does not have")
         return actions
 
     def _now(self, obs: Any, central: Any, mask: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from solorl.checkpoints.checkpoint import load_checkpoint
 from solorl.checkpoints.replay import ReplayLog
 from solorl.data.dataset import ARRAYS, Writer, as_flags
-from solorl.errors import UsageError, told
+from solorl.errors import UsageError, refuse, told
 from solorl.runfolder import CHECKPOINTS
 
 MOST_ROWS, MOST_BYTES = 10_000, 2**26  # of a piece: so much a killed process loses
@@ -74,9 +74,9 @@ def replayed(run_dir: Path, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise UsageError(f"{buffer} does not hold single steps of its environments, as those of dqn and SAC do")
         inserted = saved["inserted"]
         kept = min(inserted, int(args.get("buffer_size", inserted)), inserted - segments[0]["start"])
-        if kept < steps or inserted != steps or steps % num_envs:
-            how = "it holds all with --save-replay from the start and a --buffer-size that large"
-            raise UsageError(f"{buffer} holds {kept:,} of {steps:,} steps: {how}")
+        how = "it holds all with --save-replay from the start and a --buffer-size that large"
+        lacks = kept < steps or inserted != steps or steps % num_envs
+        refuse(lacks, f"{buffer} holds {kept:,} of {steps:,} steps: {how}")
         log.load(SimpleNamespace(arrays=arrays, inserted=0, state=saved.get("state", {})), saved)
         return {key: rows.reshape(-1, num_envs, *rows.shape[1:]) for key, rows in arrays.items()}
 

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from solorl.errors import UsageError, hint
+from solorl.errors import UsageError, hint, refuse
 from solorl.lab.results import lineage
 from solorl.lab.results import statistics as st
 from solorl.lab.results.reference_scores import reference
@@ -115,8 +115,7 @@ def only(results: Sequence[Result], env_ids: Sequence[str] = (), methods: Sequen
     kept = [result for result in results if not env_ids or result.env_id in env_ids]
     if methods:
         kept = [result for name in dict.fromkeys(methods) for result in kept if result.name == name]
-    if not kept:
-        raise UsageError(f"{listed(methods)} has no result on {listed(env_ids)}")
+    refuse(not kept, f"{listed(methods)} has no result on {listed(env_ids)}")
     return kept
 
 
@@ -140,8 +139,7 @@ def compare(
         if metric == "train":
             notes.append("Not every run has greedy evaluations, so training episodes are compared.")
     kept = [result for result in results if score(result, metric) is not None]
-    if not kept:
-        raise UsageError(f"none of the {len(results)} results has {'evaluations' if metric == 'eval' else 'episodes'}")
+    refuse(not kept, f"none of the {len(results)} results has {'evaluations' if metric == 'eval' else 'episodes'}")
     if left_out := [result.source for result in results if score(result, metric) is None]:
         notes.append(f"Left out, because they have no {metric} scores: {listed(left_out)}.")
     groups = grouped(kept)

@@ -132,7 +132,8 @@ class Store:
                 differ, more = changes(groups[env, first][0], members[0]), hint(lines[env, first], lines[env, name])
                 pairs.append([env, name, differ, more])
         links = ", ".join(f'<a href="?first={quote(name)}">{html.escape(name)}</a>' for name in methods)
-        notes = [plain(note) for note in (*(one for one in said if isinstance(one, str)), *left_out)]
+        notes = (*(one for one in said if isinstance(one, str)), *left_out)
+        items = "".join(f"<li>{html.escape(plain(note))}</li>" for note in notes)
         self.films = {f"/film/{quote(os.fsencode(path.relative_to(self.folder)))}": path for _, path in films}
         options = "".join(
             f'<option value="{address[1:]}" data-env="{html.escape(run.env_id)}" data-step="{step_of(path)}">'
@@ -148,7 +149,7 @@ class Store:
             f"<h2>Against {html.escape(first)}</h2>\n"
             f'{page.by_environment(["Environment", "Method", "Arguments that differ", "More seeds"], pairs)}'
             f"<p>{SEEDS} Against another method: {links}.</p></div>",
-            "NOTES": f'<ul class="quiet" id="notes">{"".join(f"<li>{html.escape(note)}</li>" for note in notes)}</ul>',
+            "NOTES": f'<ul class="quiet" id="notes">{items}</ul>',
         }  # fmt: skip
 
     def _group(self, key: tuple[str, str], runs: Sequence[Result]) -> dict[str, Any]:
@@ -186,8 +187,9 @@ def score(lines: Mapping[str, Any]) -> list[text.Cell]:
         return ["-", "-", "-"]
     line = lines[key]
     step, value, *ends = (line[name][-1] for name in ("x", "y", "lo", "hi"))
-    interval, span = ((ends[0], ends[1]) if line["band"] == kind else None for kind in ("interval", "range"))
-    return [comparison.Estimate(value, interval, span), f"{step:,.0f}", SHOWN[key]]
+    band = {line["band"]: (ends[0], ends[1])}
+    estimate = comparison.Estimate(value, band.get("interval"), band.get("range"))
+    return [estimate, f"{step:,.0f}", SHOWN[key]]
 
 
 def progress(run: Result, last: Mapping[str, float]) -> list[text.Cell]:

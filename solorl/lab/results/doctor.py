@@ -101,8 +101,11 @@ def changed_script(t: Training) -> str:
     Try: the original on the same task, then one change at a time (solo diff)
     Source: docs/guides/does_not_learn.md
     """
-    original = t.copy and t.edited and _original(t.copy)
-    if not t.copy or not original:
+    if not (t.copy and t.edited):
+        return ""
+    # the algorithm of its name, else the nearest one that its header names
+    original = next(filter(None, map(script_paths().get, (t.copy.stem, *origins(t.copy)))), None)
+    if original is None:
         return ""
     theirs, own = map(_code, (original, t.copy))
     changed = [re.sub(r"\s+", " ", line) for line in difflib.ndiff(theirs, own) if line[:2] in ("+ ", "- ")]
@@ -119,11 +122,6 @@ def _code(path: Path) -> list[str]:
     return [line for node in parse_source(path).body[1:] for line in ast.unparse(node).splitlines()]
 
 
-def _original(copy: Path) -> Path | None:
-    """The algorithm that a script comes from: that of its name, else the nearest one that its header names."""
-    return next(filter(None, map(script_paths().get, (copy.stem, *origins(copy)))), None)
-
-
 def far_from_default(t: Training) -> str:
     """Settings are far from the file's own.
 
@@ -131,8 +129,10 @@ def far_from_default(t: Training) -> str:
     Try: the defaults, with which its results were made
     Source: docs/guides/does_not_learn.md
     """
+    if not t.copy:
+        return ""
     found = []
-    for name, node in fields_of(parse_source(t.copy)).items() if t.copy else ():
+    for name, node in fields_of(parse_source(t.copy)).items():
         value, default = real(t.args.get(name)), real(node.value and _constant(node.value))
         if name in FREE or value is None or default is None or value == default:
             continue

@@ -170,7 +170,7 @@ def _panel(
 def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
     """A figure of `panels` panels, at most COLUMNS side by side."""
     width, height = SINGLE if panels == 1 else PANEL
-    columns = panels if panels <= COLUMNS else 2 if panels == 4 else COLUMNS
+    columns = 2 if panels == 4 else min(panels, COLUMNS)
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=130, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()

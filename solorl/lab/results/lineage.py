@@ -23,15 +23,13 @@ def ancestors(script: str, runs: Runs) -> list[str]:
 def origin(runs: Runs) -> str:
     """The first method of a script that others come from, and that comes from none of them; of the variants of one
     script the first of its study; else the first method."""
-    scripts = {method: several[0].script for method, several in runs.items()}
+    scripts, first = {method: several[0].script for method, several in runs.items()}, next(iter(runs))
     if len(set(scripts.values())) == 1:
-        return next((method for method in runs if any(run.first for run in runs[method])), next(iter(runs)))
+        return next((method for method in runs if any(run.first for run in runs[method])), first)
     known = set(scripts.values())
     above = {script: known.intersection(ancestors(script, runs)) for script in known}
     named = set().union(*above.values())
-    return next(
-        (method for method, script in scripts.items() if script in named and not above[script]), next(iter(runs))
-    )
+    return next((method for method, script in scripts.items() if script in named and not above[script]), first)
 
 
 def opponents(runs: Runs, baseline: str, derived: bool) -> dict[str, str]:

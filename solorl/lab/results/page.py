@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from solorl.files import filled
 from solorl.lab.results import comparison as cmp
 from solorl.lab.results import curves as cv
 from solorl.lab.results import text
+from solorl.lab.results.result import rounded
+from solorl.lab.results.statistics import Array
 
 CHART = Path(__file__).with_name("chart")  # page.html; uPlot and the script that draws by it, which the site has, too
 DIGITS = 5  # significant digits of the numbers in the charts
@@ -73,10 +75,9 @@ def line(method: int, curve: cv.Curve, most: int | None = None) -> dict[str, Any
     }  # fmt: skip
 
 
-def _numbers(values: Iterable[float]) -> list[float | None]:
+def _numbers(values: Array) -> list[float | None]:
     """Numbers for JSON, with DIGITS significant digits; None where there is none (NaN)."""
-    short = (float(f"{value:.{DIGITS}g}") for value in values)
-    return [None if value != value else int(value) if value.is_integer() else value for value in short]
+    return rounded(values.tolist(), DIGITS)
 
 
 # ---------------------------------------------------------------------- tables
@@ -112,7 +113,8 @@ def table(head: Sequence[str], rows: Sequence[str | Sequence[text.Cell]]) -> str
         if isinstance(row, str):
             lines.append(f'<tr class="group"><th colspan="{len(head)}" scope="rowgroup">{html.escape(row)}</th></tr>')
         else:
-            lines.append(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>")
+            cells = "".join(f"<td>{_cell(cell)}</td>" for cell in row)
+            lines.append(f"<tr>{cells}</tr>")
     titles = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
     body = "\n".join(lines)
     return f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>\n'

@@ -147,8 +147,8 @@ def read_scores(path: Path) -> list[Result]:
         envs = [f"environment {i + 1}" for i in range(table.shape[1])] if names is None else names.astype(str).tolist()
         if len(envs) != table.shape[1]:
             raise ResultError(f"{path}: {method} has {table.shape[1]} columns, but there are {len(envs)} environments")
-        results += [_run(path, method, env, seed, [(0.0, float(table[seed, i]))])
-                    for i, env in enumerate(envs) for seed in range(len(table))]  # fmt: skip
+        for env, column in zip(envs, table.T.tolist(), strict=True):
+            results += [_run(path, method, env, seed, [(0.0, float(score))]) for seed, score in enumerate(column)]
     return results
 
 

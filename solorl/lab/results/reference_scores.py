@@ -7,10 +7,9 @@ import re
 import tomllib
 from pathlib import Path
 
-TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CONTROL, D4RL, ATARI = (
-    {name: tuple(pair) for name, pair in TABLES[key].items()} for key in ("control", "d4rl", "atari")
-)
+READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLES = {key: {name: tuple(pair) for name, pair in table.items()} for key, table in READ.items()}
+CONTROL, D4RL, ATARI = TABLES["control"], TABLES["d4rl"], TABLES["atari"]
 
 
 def reference(env_id: str) -> tuple[float, float] | None:

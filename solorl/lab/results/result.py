@@ -96,17 +96,18 @@ def write(result: Result, folder: Path) -> Path:
     return path
 
 
-def rounded(value: Any) -> Any:
-    """Floats with DIGITS significant digits, whole ones as integers, infinite ones as None; through lists and dicts."""
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    """Floats with so many significant digits, whole ones as integers, NaN and infinite ones as None; through lists and
+    dicts."""
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
+        return [rounded(item, digits) for item in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
         return None
-    value = float(f"{value:.{DIGITS}g}")
+    value = float(f"{value:.{digits}g}")
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -144,7 +145,8 @@ KINDS = get_type_hints(Result)
 def check(result: Result) -> None:
     """ValueError where a value of a result is not of its kind, or its columns are not of numbers and equally long."""
     for name, hint in KINDS.items():
-        kinds = [get_origin(each) or each for each in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
+        hints = get_args(hint) if isinstance(hint, UnionType) else [hint]
+        kinds = [get_origin(each) or each for each in hints]
         if not isinstance(getattr(result, name), (*kinds, *[int] * (float in kinds))):
             raise ValueError(f"its {name} is of another kind")
     for table, names in ((result.eval, EVAL_COLUMNS), (result.train, TRAIN_COLUMNS)):

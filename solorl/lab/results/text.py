@@ -29,8 +29,9 @@ def number(value: float, like: float | None = None) -> str:
     The last bits, in which machines differ, do not decide how it is rounded.
     """
     size = abs(value if like is None else like)
-    text = f"{float(f'{value:.10g}'):,.{0 if size >= 1000 else 1 if size >= 10 else 2}f}"
-    return text.removeprefix("-") if not text.strip("-0.,") else text
+    decimals = 0 if size >= 1000 else 1 if size >= 10 else 2
+    rounded = float(f"{value:.10g}")
+    return f"{rounded:z,.{decimals}f}"
 
 
 def estimate(one: cmp.Estimate) -> str:
@@ -191,7 +192,8 @@ def env_table(comparison: cmp.Comparison) -> Table:
 def total_table(comparison: cmp.Comparison) -> Table:
     """A row for each method, over the environments that all have; none where these are fewer than two."""
     rows: list[list[Cell]] = []
-    for method in comparison.methods if len(comparison.shared) > 1 else ():
+    methods = comparison.methods if len(comparison.shared) > 1 else []
+    for method in methods:
         scores = [comparison.scores(env, method, normalised=True) for env in comparison.shared]
         means = [cmp.estimate(f, scores) for f in (st.iqm, st.median, st.mean, st.optimality_gap)]
         rows.append([method, str(sum(map(len, scores))), *means])

@@ -14,7 +14,6 @@ from typing import Any
 from solorl import runfolder
 from solorl.errors import UsageError, refuse
 from solorl.lab.results.text import table
-from solorl.runfolder import Row
 from solorl.scripts import header_fields
 
 MOST_ROWS = 20  # of the table of evaluations
@@ -27,13 +26,8 @@ class Facts:
 
     config: dict[str, Any]
     status: str  # finished, stopped, ...
-    rows: list[Row]  # those of metrics.jsonl that are of an evaluation, the last one last
+    rows: list[runfolder.Row]  # those of metrics.jsonl that are of an evaluation, the last one last
     model: dict[str, str]  # what model.safetensors says of itself
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """The arguments of the run."""
-        return dict(self.config["args"])
 
     @property
     def algorithm(self) -> str:
@@ -43,7 +37,7 @@ class Facts:
     @property
     def env_id(self) -> str:
         """The environment; "unknown" for a script that has no argument of this name."""
-        return str(self.args.get("env_id", "unknown"))
+        return str(self.config["args"].get("env_id", "unknown"))
 
     @property
     def mean_reward(self) -> str:
@@ -54,7 +48,7 @@ class Facts:
     def results(self) -> dict[str, Any]:
         """The numbers of the last evaluation, under the names that other libraries give them."""
         final = self.rows[-1]
-        episodes = final.get("eval/episodes", self.args.get("eval_episodes"))
+        episodes = final.get("eval/episodes", self.config["args"].get("eval_episodes"))
         numbers = {"mean_reward": final[SCORE], "std_reward": final[STD], "is_deterministic": True}
         return numbers | {"n_eval_episodes": episodes, "global_step": final["global_step"]}
 
@@ -92,7 +86,7 @@ def card(facts: Facts, repo: str, source: str, files: Collection[str]) -> str:
         f"## Evaluation\n\n{_scores(facts, files)}",
         _table(facts.rows),
         f"![learning curve]({runfolder.PICTURE})" if runfolder.PICTURE in files else "",
-        f"## Training\n\n```json\n{json.dumps(facts.args, indent=2)}\n```",
+        f"## Training\n\n```json\n{json.dumps(facts.config['args'], indent=2)}\n```",
         _about(facts.config),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -125,7 +119,7 @@ def _scores(facts: Facts, files: Collection[str]) -> str:
     return "\n".join(lines)
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[runfolder.Row]) -> str:
     """The evaluations, at most MOST_ROWS of them: evenly spaced, with the first and the last."""
     count = min(len(rows), MOST_ROWS)
     shown = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]

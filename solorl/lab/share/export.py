@@ -57,18 +57,17 @@ def export(run_dir: Path, path: Path, *, last: bool = False, trust_script: bool 
     wanted, got = outputs(policy, inputs, axes), outputs(file, inputs, axes)
     said = compare(wanted, got, axes)
     write(path, data)
-    sides = (("input ", described(inputs, axes)), ("output", described(wanted, axes)))
-    checked = f"checked on {OBSERVATIONS:,} observations: {said}"
-    return "\n".join(map(plain, [f"wrote {path}", *(f"{side} {words}" for side, words in sides), checked]))
+    lines = [f"wrote {path}", f"input  {described(inputs, axes)}", f"output {described(wanted, axes)}"]
+    lines.append(f"checked on {OBSERVATIONS:,} observations: {said}")
+    return "\n".join(map(plain, lines))
 
 
 def require_place(path: Path) -> None:
     """UsageError where no such file can be written at `path`, or a package for it is missing."""
-    if path.suffix not in FORMATS:
-        kinds = " or ".join(f"in {suffix} ({kind})" for suffix, (kind, *_) in FORMATS.items())
-        raise UsageError(f"solo export writes a file whose name ends {kinds}, as in policy.onnx")
+    kinds = " or ".join(f"in {suffix} ({kind})" for suffix, (kind, *_) in FORMATS.items())
+    refuse(path.suffix not in FORMATS, f"solo export writes a file whose name ends {kinds}, as in policy.onnx")
     refuse(not path.resolve().parent.is_dir(), f"the folder {path.resolve().parent} does not exist")
-    refuse(path.is_dir(), f"{path} is a folder; name a file in it: {path / f'policy{path.suffix}'}")
+    refuse(path.is_dir(), f"{path} is a folder; name a file in it: {(path / 'policy').with_suffix(path.suffix)}")
     _, packages, extra = FORMATS[path.suffix]
     for name in packages:
         refuse(find_spec(name) is None, needs_extra(f"solo export, which needs {name},", extra))
@@ -132,14 +131,12 @@ def like(obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 # ---------------------------------------------------------------------- the check
 def outputs(compute: Compute, inputs: Arrays, axes: Mapping[str, int]) -> Arrays:
     """What is computed from all inputs, in BATCHES. CheckFailed where it cannot."""
-    parts, start = [], 0
-    for size in BATCHES:
+    parts = []
+    for rows in np.split(np.arange(OBSERVATIONS), np.cumsum(BATCHES)[:-1]):
         try:
-            rows = np.arange(start, start + size)
             parts.append(compute({name: value.take(rows, axes[name]) for name, value in inputs.items()}))
         except Exception as error:  # each runtime has its own exceptions for everything
             fail(f"it says: {' '.join(str(error).split()):.200}")
-        start += size
     return {name: np.concatenate([part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from solorl.run.load import script_of
 from solorl.terminal import warn
 
 PULLED = "hub.json"  # in a pulled folder: the repository and the commit
-MODELS = (runfolder.MODEL, "model_last.safetensors")
+MODELS = (runfolder.MODEL, runfolder.LAST_MODEL)
 OF_RUN = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS, runfolder.PICTURE, *MODELS)
 OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")
 ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
@@ -99,7 +99,9 @@ def push(run_dir: Path, repo: str = "", private: bool = False, revision: str | N
     if facts.status == "running":
         raise UsageError(f"the training in {run_dir} has not ended: push it afterwards, or resume it if it was killed")
     api = _api()
-    repo = _full_name(api, f"{repo}{repo_name(facts.args, facts.algorithm)}" if repo[-1:] in ("", "/") else repo)
+    if repo[-1:] in ("", "/"):
+        repo += repo_name(facts.config["args"], facts.algorithm)
+    repo = _full_name(api, repo)
     with told(f"{repo} cannot be pushed to", _why):
         api.create_repo(repo, private=private or None, exist_ok=True)  # None: as the account has it
         if private and not api.model_info(repo).private:
@@ -154,18 +156,17 @@ def fill(folder: Path, run_dir: Path, copy: Path, facts: Facts, repo: str) -> No
         if found := curves.trainings(read.read_all([run_dir], unfinished=True)[0]):
             figures.write_trainings(found, folder / runfolder.PICTURE)
     facts = replace(facts, config=public(facts.config))
-    texts = {runfolder.CONFIG: facts.config, "results.json": facts.results}
-    for name, content in texts.items():
-        (folder / name).write_text(json.dumps(content, indent=2))
+    (folder / runfolder.CONFIG).write_text(json.dumps(facts.config, indent=2))
+    (folder / "results.json").write_text(json.dumps(facts.results, indent=2))
     source = copy.read_text(encoding="utf-8", errors="replace")
     (folder / "README.md").write_text(card(facts, repo, source, {path.name for path in folder.iterdir()}))
 
 
 def public(config: dict[str, Any]) -> dict[str, Any]:
     """config.json without paths and names that say something of its owner's machine, nothing of the run."""
-    defaults = {field.name: field.default for field in fields(RunArgs)}
     shown = {name: value for name, value in config.items() if name not in ("script_path", "command")}
-    shown["args"] = {name: defaults.get(name) if name in OWN else value for name, value in config["args"].items()}
+    own = {name: getattr(RunArgs, name, None) for name in OWN}  # the defaults
+    shown["args"] = {name: own.get(name, value) for name, value in config["args"].items()}
     if isinstance(changes := config.get("changes"), list):
         pairs = [(change, change.get("args") or {}) for change in changes if isinstance(change, dict)]
         shown["changes"] = [one | {"args": {k: x for k, x in args.items() if k not in OWN}} for one, args in pairs]
@@ -228,7 +229,8 @@ def _cached(repo: str, commit: str) -> Path:
 
 def _commit_of(api: Any, repo: str, revision: str | None) -> str:
     """The hash of the commit that a branch, a tag, or the beginning of a hash names now."""
-    with told(f"{repo}{f' at {revision}' if revision else ''} cannot be pulled", _why):
+    at = f" at {revision}" if revision else ""
+    with told(f"{repo}{at} cannot be pulled", _why):
         commit = str(api.model_info(repo, revision=revision).sha)
         refuse(not COMMIT.fullmatch(commit), f"the hub names no commit of {repo}")
         return commit
@@ -266,9 +268,8 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
         ):
             refuse(wrong, f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
     missing = {runfolder.CONFIG, runfolder.MODEL} - {entry.path for entry in entries}
-    if missing or len(scripts) != 1:
-        what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"
-        raise UsageError(f"{repo} is not a run of SoloRL: {what}")
+    what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"
+    refuse(missing or len(scripts) != 1, f"{repo} is not a run of SoloRL: {what}")
     if (total := sum(entry.size for entry in entries) / 1e6) > max_size:
         raise UsageError(f"{repo} has {total:,.1f} MB, more than {max_size:g} (solo pull --max-size); it is not pulled")
 

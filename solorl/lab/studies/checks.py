@@ -21,7 +21,9 @@ def check_texts(value: Any, where: str) -> None:
         raise UsageError(f"{where}: a text must not have control characters and their like, unlike {shown(value)}")
     if isinstance(value, str) and len(value) > LONGEST:
         raise UsageError(f"{where}: a text must have at most {LONGEST:,} characters, unlike {shown(value)}")
-    for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    for part in value if isinstance(value, list) else []:
         check_texts(part, where)
 
 

@@ -63,11 +63,11 @@ def as_flag(name: str, value: Any, where: str = "a flag") -> Flags:
         raise UsageError(f"{where}: {shown(name)} is not a flag; flags look like learning-rate")
     if isinstance(value, bool):
         return {f"--{'' if value else 'no-'}{name}": ()}
-    for part in value if isinstance(value, list) else [value]:
-        if not isinstance(part, (int, float, str)) or (isinstance(part, float) and not math.isfinite(part)):
-            allowed = "a finite number, a text, true, false or a list"
-            raise UsageError(f"{where}: {name} must be {allowed}, not {shown(value)}")
-    return {f"--{name}": tuple(map(str, value)) if isinstance(value, list) else (str(value),)}
+    values = value if isinstance(value, list) else [value]
+    for part in values:
+        good = isinstance(part, int | str) or (isinstance(part, float) and math.isfinite(part))
+        need(good, f"{where}: {name}", "a finite number, a text, true, false or a list", value)
+    return {f"--{name}": tuple(map(str, values))}
 
 
 def merge(*parts: Flags) -> Flags:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from solorl.errors import UsageError
+from solorl.errors import refuse
 from solorl.lab.studies.checks import refuse_unknown
 
 MOST = 1024  # cores, and GPUs, of one task
@@ -41,8 +41,8 @@ def read_resources(table: Mapping[str, Any], where: str) -> Resources:
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([A-Za-z]*)", str(value).strip())
         size = {name.lower(): each for name, each in units.items()}.get(match[2].lower()) if match else None
         number = float(match[1]) * size if match and size else -1.0
-        if not least <= math.ceil(number) <= most or (size == 1 and "" in units and number % 1):
-            such = "a whole number" if "" in units else f"a number with a unit ({', '.join(units)})"
-            raise UsageError(f"{key} in {where} must be {such} from {least} to {most:,}, not {value!r:.40}")
+        such = "a whole number" if "" in units else f"a number with a unit ({', '.join(units)})"
+        wrong = not least <= math.ceil(number) <= most or (size == 1 and "" in units and number % 1)
+        refuse(wrong, f"{key} in {where} must be {such} from {least} to {most:,}, not {value!r:.40}")
         values[key] = math.ceil(number)
     return Resources(**values)

@@ -70,7 +70,8 @@ def command(task: Task, work: Path, run_dir: Path | None, seeds: int = 1) -> tup
     is not ours a new one each time."""
     if not task.script.ours:
         return task.argv(), work / f"attempt-{1 + len([*work.glob('attempt-*')])}"
-    return task.argv(*(("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))), seeds=seeds), Path()
+    place = ("--resume", str(run_dir)) if run_dir else ("--runs-dir", str(work))
+    return task.argv(*place, seeds=seeds), Path()
 
 
 def to_resume(task: Task, found: Found) -> Path | None:

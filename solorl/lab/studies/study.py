@@ -96,9 +96,10 @@ class Study:
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
         found = [task for task in self.tasks.values() if task.id.startswith(name)]
-        if len(found) != 1 and name not in self.tasks:
-            more = f": {len(found)} begin so" if found else did_you_mean(name, self.tasks)
-            raise UsageError(f"the study in {self.storage.where} has no task {name}{more}")
+        more = f": {len(found)} begin so" if found else did_you_mean(name, self.tasks)
+        refuse(
+            len(found) != 1 and name not in self.tasks, f"the study in {self.storage.where} has no task {name}{more}"
+        )
         return self.tasks.get(name, found[0])
 
     def check_package(self) -> None:
@@ -153,9 +154,8 @@ class Study:
     def retry(self, tasks: Iterable[Task], final: bool = True) -> int:
         """Forget the failures of tasks, and allow those that were cancelled; how many. Without `final` only failures:
         not what was cancelled, nor what has diverged, which comes again."""
-        found = [task_id for task_id, one in self.states(tasks).items()
-                 if (one.name == "failed" and (final or not one.reason.startswith("diverged")))
-                 or (one.name == "cancelled" and final)]  # fmt: skip
+        states, names = self.states(tasks).items(), ("failed", "cancelled") if final else ("failed",)
+        found = [name for name, one in states if one.name in names and (final or not one.reason.startswith("diverged"))]
         for task_id in found:
             for kind in ("failures", "cancelled"):
                 self.storage.delete(f"{kind}/{task_id}.json")

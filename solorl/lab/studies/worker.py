@@ -53,7 +53,8 @@ class Worker:
         self._why, self._told, self._forced = "", 0.0, False  # why, when and how the training was told to end
 
     def __str__(self) -> str:
-        return f"{self.tasks[0]}{f' to {self.tasks[-1].seed}' if len(self.tasks) > 1 else ''}"
+        first, *others = self.tasks
+        return f"{first} to {others[-1].seed}" if others else str(first)
 
     def do(self, tasks: list[Task]) -> list[Found]:
         """Train tasks whose leases are ours, several seeds of a kind in one process, and note what became of each.
@@ -292,7 +293,9 @@ class Pool:
         """Do tasks whose leases are ours, and release these."""
         try:
             for task, one in zip(tasks, worker.do(tasks), strict=True):
-                (self.failed.add if one.state == "failed" else self.failed.discard)(task.id)
+                self.failed.discard(task.id)
+                if one.state == "failed":
+                    self.failed.add(task.id)
         finally:
             for task in tasks:
                 self.leases.release(task.id)

@@ -60,7 +60,7 @@ def change(tree, place, value):
 
 def with_state(run_dir, place, value):
     """Change the state.json of the newest checkpoint, with the right sums; the other one is gone."""
-    *others, newest = state.checkpoints(run_dir / "checkpoint")
+    *others, newest = state.steps_in(run_dir / "checkpoint")
     for other in others:
         shutil.rmtree(other)
     tree = json.loads((newest / "state.json").read_text())
@@ -126,7 +126,7 @@ def test_actions_that_the_environment_refuses_restart_the_episode(train, copy):
 )
 def test_a_checkpoint_that_cannot_be_decoded_is_damaged(text, train, copy):
     with_state(copy, ("run", "step"), 1)
-    newest = state.checkpoints(copy / "checkpoint")[-1]
+    newest = state.steps_in(copy / "checkpoint")[-1]
     (newest / "state.json").write_text(text)
     sums = {name: hashlib.sha256((newest / name).read_bytes()).hexdigest() for name in state.FILES}
     (newest / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
@@ -352,7 +352,7 @@ def test_what_a_run_folder_says_of_trust_is_not_heard(copy, monkeypatch):
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["resume", "play"])
 def test_no_link_in_a_run_folder_is_followed(name, verb, train, solo, copy, tmp_path):
-    where = state.checkpoints(copy / "checkpoint")[-1] if name == "checkpoint/step" else copy / name
+    where = state.steps_in(copy / "checkpoint")[-1] if name == "checkpoint/step" else copy / name
     away = tmp_path / "away"
     if where.exists():
         where.rename(away)

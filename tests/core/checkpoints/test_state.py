@@ -227,7 +227,7 @@ def test_numbers_of_jax_that_are_none_are_found(kind):
 def test_two_checkpoints_are_kept(tmp_path):
     for step in (1, 2, 3, 10):
         state.save_checkpoint(tmp_path, step, {"step": step})
-    assert [path.name for path in state.checkpoints(tmp_path)] == ["step_000000000003", "step_000000000010"]
+    assert [path.name for path in state.steps_in(tmp_path)] == ["step_000000000003", "step_000000000010"]
     assert state.load_checkpoint(tmp_path) == ({"step": 10}, [])
 
 
@@ -237,9 +237,9 @@ def test_an_older_checkpoint_can_be_asked_for_and_newer_ones_deleted(tmp_path):
     assert state.load_checkpoint(tmp_path, until=2) == ({"step": 2}, [])
     assert state.load_checkpoint(tmp_path, until=0) == (None, [])
     state.delete_newer(tmp_path, 2)
-    assert list(map(state.step_of, state.checkpoints(tmp_path))) == [2]
+    assert list(map(state.step_of, state.steps_in(tmp_path))) == [2]
     (tmp_path / "step_of_somebody").mkdir()
-    assert len(state.checkpoints(tmp_path)) == 1
+    assert len(state.steps_in(tmp_path)) == 1
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):

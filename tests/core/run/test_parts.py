@@ -186,7 +186,7 @@ def test_a_meter_goes_on_where_it_was():
 def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     layer, numbers = torch.nn.Linear(2, 1), np.arange(3.0)
     saved = Checkpoints(tmp_path)
-    saved.folder.mkdir()
+    (tmp_path / "checkpoint").mkdir()
     saved.name({"layer": layer, "numbers": numbers})
     saved.check_finite()
     counters = Meter().counters() | Evaluator(RunArgs()).counters() | {"iteration": 2, "step": 9, "metrics_bytes": 0}
@@ -227,7 +227,7 @@ def test_what_cannot_be_saved_is_refused_at_once(part, tmp_path):
 
 def test_what_does_not_fit_is_a_sentence(tmp_path):
     saved = Checkpoints(tmp_path)
-    saved.folder.mkdir()
+    (tmp_path / "checkpoint").mkdir()
     assert saved.resume() == [] and saved.resumed == {}  # killed before its first checkpoint
     saved.name({"layer": torch.nn.Linear(2, 1)})
     saved.save_model("model.safetensors", {})

@@ -10,7 +10,7 @@ from raid import TEAMS, Raid
 
 import solorl
 from solorl import envs
-from solorl.envs.spaces import batch_of_one
+from solorl.envs.spaces import batch_of
 from solorl.run.evaluation import play_episodes, play_games
 
 jax = pytest.importorskip("jax")
@@ -182,7 +182,7 @@ def test_observations_and_actions_may_have_parts(policy, kind, train, tmp_path):
     run_dir = train(path, "--eval-episodes", "3")["run"].runs[0].dir
     [(total, length)] = evaluations(run_dir)
     assert total == length > 1
-    action = solorl.load(run_dir)(batch_of_one(kind.observation_space, kind().reset(seed=1)[0]))
+    action = solorl.load(run_dir)(batch_of(kind.observation_space, [kind().reset(seed=1)[0]]))
     parts = action if isinstance(action, tuple) else (action,)
     assert len(parts) == (2 if kind is Parts else 1) and all(isinstance(each, np.ndarray) for each in parts)
 

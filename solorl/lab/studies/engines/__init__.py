@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from solorl.errors import UsageError, hint, missing_extra, reason
+from solorl.errors import UsageError, hint, missing_extra, reason, refuse
 from solorl.lab.studies.checks import refuse_unknown
 from solorl.lab.studies.resources import Resources
 
@@ -30,8 +30,7 @@ class Job:
 def start(engine: str, job: Job, options: Mapping[str, str], dry: bool = False) -> str:
     """Start workers on an engine; what to say. UsageError for an unknown name or option, and, in one sentence, where
     the engine's packages or its scheduler are missing or refuse."""
-    if engine not in ENGINES:
-        raise UsageError(f"there is no engine {engine}{hint(engine, ('local', *ENGINES), 'there are')}")
+    refuse(engine not in ENGINES, f"there is no engine {engine}{hint(engine, ('local', *ENGINES), 'there are')}")
     try:
         module = import_module(f"solorl.lab.studies.engines.{engine}")
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from solorl.errors import UsageError, told
+from solorl.errors import UsageError, refuse, told
 from solorl.lab.studies.engines import Job
 from solorl.lab.studies.worker import AGAIN, GRACE
 from solorl.machine import command_of
@@ -55,7 +55,7 @@ def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
         **{key: value for key, value in options.items() if key in PASSED},
     }  # fmt: skip
     lines = [f"#SBATCH --{key}={shlex.quote(value)}" for key, value in words.items() if value]
-    lines += ["#SBATCH --requeue", *(f"#SBATCH {options[key]}" for key in ("sbatch",) if key in options)]
+    lines += ["#SBATCH --requeue", *([f"#SBATCH {options['sbatch']}"] if "sbatch" in options else [])]
     command = shlex.join(command_of(*job.words, python=options.get("python", sys.executable)))
     parts = {"directives": "\n".join(lines), "setup": options.get("setup", ""), "command": command}
     script = SCRIPT.format(**parts, again=AGAIN)
@@ -66,7 +66,6 @@ def start(job: Job, options: Mapping[str, str], dry: bool) -> str:
     with told("nothing could be submitted to Slurm", str):
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        said = [line.partition("rror: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
-        raise UsageError(f"Slurm refuses the workers: sbatch: {'; '.join(said[-2:]) or done.returncode}")
+    said = [line.partition("rror: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
+    refuse(done.returncode, f"Slurm refuses the workers: sbatch: {'; '.join(said[-2:]) or done.returncode}")
     return f"job {done.stdout.strip().partition(';')[0]} of Slurm; its output is in {folder}"
