@@ -96,10 +96,8 @@ class Study:
     def find(self, name: str) -> Task:
         """A task by its id, or by the first letters of it; UsageError where none or several begin so."""
         found = [task for task in self.tasks.values() if task.id.startswith(name)]
-        more = f": {len(found)} begin so" if found else did_you_mean(name, self.tasks)
-        refuse(
-            len(found) != 1 and name not in self.tasks, f"the study in {self.storage.where} has no task {name}{more}"
-        )
+        why = f": {len(found)} begin so" if found else did_you_mean(name, self.tasks)
+        refuse(len(found) != 1 and name not in self.tasks, f"the study in {self.storage.where} has no task {name}{why}")
         return self.tasks.get(name, found[0])
 
     def check_package(self) -> None:
