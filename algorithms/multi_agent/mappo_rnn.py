@@ -97,7 +97,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, input_dim, output_dim, gain):
         super().__init__()
-        self.encoder = nn.Sequential(orthogonal(nn.Linear(input_dim, 64), 2**0.5), nn.Tanh())
+        layers = orthogonal(nn.Linear(input_dim, 64), 2**0.5), orthogonal(nn.Linear(64, 64), 2**0.5)
+        self.encoder = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
         self.gru = nn.GRUCell(64, 64)
         for weight in (self.gru.weight_ih, self.gru.weight_hh):
             nn.init.orthogonal_(weight)
