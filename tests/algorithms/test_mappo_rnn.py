@@ -49,14 +49,14 @@ def test_evaluation_remembers_and_keeps_to_masks():
     first[0] = True
     seen = RNN["with_agent_id"](torch.as_tensor(obs))
     logits, _ = agent.actor(seen, torch.zeros(20, 2, 64), torch.as_tensor(first))
-    state = None
+    state, actions = None, []
     for t in range(5):
         action, state = agent.act(obs[t], state, first[t], mask[t])
+        actions.append(action)
         np.testing.assert_array_equal(action, np.where(mask[t], logits[t], -np.inf).argmax(-1))
-    other, state = agent.act(obs[0] + 3, None, first[0], None)
-    for t in range(1, 5):
-        other, state = agent.act(obs[t], state, first[t], mask[t])
-    assert (other != action).any()
+    _, state = agent.act(-obs[0], None, first[0], None)
+    other, _ = agent.act(obs[1], state, first[1], mask[1])
+    assert (other != actions[1]).any()
 
 
 @pytest.fixture
