@@ -97,7 +97,7 @@ def write(result: Result, folder: Path) -> Path:
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
-    """Floats with so many significant digits, whole ones as integers, NaN and infinite ones as None; through lists and
+    """Floats with `digits` significant digits, whole ones as integers, NaN and infinite ones as None; through lists and
     dicts."""
     if isinstance(value, dict):
         return {key: rounded(item, digits) for key, item in value.items()}
