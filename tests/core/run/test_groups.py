@@ -43,7 +43,7 @@ def group(tmp_path_factory):
 
 
 def steps_of(run):
-    return [state.step_of(path) for path in state.checkpoints(run / "checkpoint")]
+    return [state.step_of(path) for path in state.steps_in(run / "checkpoint")]
 
 
 def go_on(train, group, folder):

@@ -30,7 +30,7 @@ def all_checkpoints(monkeypatch):
 
 
 def steps_of(run_dir):
-    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(run_dir / "checkpoint")]
+    return [checkpoint.step_of(path) for path in checkpoint.steps_in(run_dir / "checkpoint")]
 
 
 def back_to(step, run_dir):

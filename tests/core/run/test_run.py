@@ -323,7 +323,7 @@ def test_a_save_that_fails_keeps_the_training_and_the_last_checkpoint(train, tmp
     assert train.out.splitlines()[-1].endswith(
         f"could not be written to {run_dir}: checkpoint (No space left on device)"
     )
-    kept = [path.name for path in state.checkpoints(run_dir / "checkpoint")]
+    kept = [path.name for path in state.steps_in(run_dir / "checkpoint")]
     assert kept == ["step_000000000064", "step_000000000128"]
 
 

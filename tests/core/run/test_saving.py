@@ -100,7 +100,7 @@ def test_a_run_folder_that_goes_away_ends_with_a_sentence_and_exit_code_4(what, 
     summary = [line.split(None, 1) for line in said if line.startswith(("curve ", "model ", "play it "))]
     assert summary == [["curve", "none"], ["model", "none"]]
     if what == "moved":  # what was saved before is as it was
-        assert [path.name for path in state.checkpoints(tmp_path / "elsewhere" / "checkpoint")][-1].endswith("320")
+        assert [path.name for path in state.steps_in(tmp_path / "elsewhere" / "checkpoint")][-1].endswith("320")
 
 
 def test_models_that_cannot_be_written_end_with_exit_code_4(train, tmp_path, monkeypatch):
@@ -236,8 +236,8 @@ def test_a_seed_with_nan_weights_ends_alone(train, tmp_path):
     train(copy, *SMALL, "--total-timesteps", 512, "--save-every", 128, code=3)
     diverged, other = sorted((tmp_path / "runs").iterdir(), key=lambda path: path.name.split("__")[2])
     assert status(diverged).startswith("diverged: params.") and status(other) == "finished"
-    assert [path.name[-3:] for path in state.checkpoints(diverged / "checkpoint")] == ["128"]
-    assert [path.name[-3:] for path in state.checkpoints(other / "checkpoint")] == ["384", "512"]
+    assert [path.name[-3:] for path in state.steps_in(diverged / "checkpoint")] == ["128"]
+    assert [path.name[-3:] for path in state.steps_in(other / "checkpoint")] == ["384", "512"]
 
 
 # ---------------------------------------------------------------------- signals
