@@ -136,7 +136,7 @@ class Actor(nn.Module):
         """The actions of zero noise; with standard normal noise (batch, action_dim), samples of the policy."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.net[0].weight.device).flatten(1)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=obs.device)
-        return self(obs, noise.expand(len(obs), self.net[-1].out_features)).clamp(-1, 1).cpu().numpy()
+        return self(obs, noise.expand(obs.shape[0], self.net[-1].out_features)).clamp(-1, 1).cpu().numpy()
 
 
 class Critic(nn.Module):

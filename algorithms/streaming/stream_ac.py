@@ -68,7 +68,8 @@ class SampleMeanStd(nn.Module):
         self.mean += weight * delta
 
     def scale(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
-        return (x / (self.var.numpy() + 1e-16) ** 0.5).clip(-10, 10) if self.count > 1 else x
+        var = torch.where(self.count > 1, self.var, 1.0).numpy()  # one sample has no variance
+        return (x / (var + 1e-16) ** 0.5).clip(-10, 10)
 
     def forward(self, x):  # NumPy (n, *shape) -> NumPy (n, *shape)
         return self.scale(x - self.mean.numpy())

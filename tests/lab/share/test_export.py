@@ -200,7 +200,7 @@ def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
     for line in out.splitlines()[1:3]:
         kinds |= dict(re.findall(r"(\w+) (\w+ \([^)]*\))", line))
     images = any(word in policy.env_id for word in ("Catch", "atari/", "MovingDot", "PoleImage"))
-    dtype = {"stream_ac_continuous": "float64", "grpo": "int64"}.get(name, "float32")  # with the time; tokens
+    dtype = {"grpo": "int64"}.get(name, "float32")  # tokens
     assert kinds["obs"].startswith(f"{'uint8' if images else dtype} (batch, ")
     remembers = "lstm" in name or name.endswith(("trxl", "decision_transformer"))
     wanted = {"obs", "action"} | ({"state", "first", "next_state"} if remembers else set())
