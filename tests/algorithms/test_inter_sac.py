@@ -324,6 +324,6 @@ def test_a_width_that_does_not_divide_is_refused(name, factor, train):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["inter_sac", "mod_sac", "basic_ac", "inter_ac"])
 def test_learns_pendulum(name, train):
-    flags = "--env-id Pendulum-v1 --total-timesteps 20000 --learning-starts 1000 --eval-every 0 --eval-episodes 20"
+    flags = "--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000 --eval-every 0 --eval-episodes 20"
     v = train(name, *flags.split())
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -250
