@@ -234,7 +234,7 @@ class Runs:
         """Count metrics of gradient steps into the means that the next row of `log` will have: their sums over the
         gradient steps of each iteration, and how many there were, all (num_seeds, iterations)."""
         for i in self._active:
-            self.runs[i].meter.learned({name: total[i].sum() for name, total in sums.items()}, int(count[i].sum()))
+            self.runs[i].meter.learned({name: total[i].sum(0) for name, total in sums.items()}, int(count[i].sum()))
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Write a row of each seed, metrics are (num_seeds,); see `Run.log`. `charts/SPS` counts steps of a seed.
@@ -384,8 +384,7 @@ def choose_checkpoints(runs: Sequence[Run], say: Callable[[str], None]) -> list[
     common = max(set.intersection(*(set(steps[i]) for i in active)), default=0)
     saves = [len(steps[i]) for i in active]
     killed = min(saves) == 0 and max(saves) <= 1  # before each had saved once
-    why = f"their newest are of the steps {newest}"
-    what = f"the seeds have no checkpoint of one step ({why})"
+    what = f"the seeds have no checkpoint of one step (their newest are of the steps {newest})"
     refuse(common == 0 and not killed, f"{what}; resume each alone, by its folder")
     for i, run in enumerate(runs):
         if i not in active:

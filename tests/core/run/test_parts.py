@@ -139,6 +139,17 @@ def test_a_metric_that_is_not_a_number_is_named(value):
     assert meter.take_rows() == []
 
 
+def test_a_metric_of_a_file_in_jax_that_is_not_a_number_is_named():
+    """Means are over gradient steps and iterations, not over what the metric itself has."""
+    seeds, meter = pytest.importorskip("solorl.run.seeds"), Meter()
+    runs = SimpleNamespace(_active=[0], runs=[SimpleNamespace(meter=meter)])
+    seeds.Runs.learned(runs, {"mine/x": np.array([[3.0, 5.0]])}, np.array([[2, 2]]))
+    assert meter.report(1, {})["mine/x"] == 2.0
+    seeds.Runs.learned(runs, {"mine/x": np.ones((1, 2, 3))}, np.array([[2, 2]]))
+    with pytest.raises(UsageError, match="mine/x"):
+        meter.report(2, {})
+
+
 def test_numbers_of_numpy_are_written_as_numbers():
     meter = Meter()
     meter.reach(np.int64(8))
