@@ -111,7 +111,7 @@ def refuse_old(folder: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in a run folder, as far as the file system tells."""
     try:
-        with open(folder / LOCK) as file:
+        with open(os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK)) as file:  # a FIFO is not waited for
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -120,7 +120,7 @@ def is_locked(folder: Path) -> bool:
 
 def status_now(folder: Path, said: str) -> str:
     """The status of a run that has `said` one last: a run that says running, but has no process, was killed."""
-    return "killed" if said == "running" and not ((folder / LOCK).is_file() and is_locked(folder)) else said
+    return "killed" if said == "running" and not is_locked(folder) else said
 
 
 def read_rows(path: Path, start: int = 0, key: str = "", strict: bool = False) -> tuple[list[Row], int]:
