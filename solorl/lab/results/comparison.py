@@ -135,7 +135,7 @@ def compare(
     """
     notes: list[str] = []
     if metric == "auto":
-        metric = "eval" if all(r.eval.get("mean") for r in results if r.last_100_episodes is not None) else "train"
+        metric = "train" if None in [score(r, "eval") for r in results if score(r, "train") is not None] else "eval"
         if metric == "train":
             notes.append("Not every run has greedy evaluations, so training episodes are compared.")
     kept = [result for result in results if score(result, metric) is not None]

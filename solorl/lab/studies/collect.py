@@ -54,12 +54,11 @@ class Collector:
         return self.folder / results.Result(task.env_id, task.script.name, task.seed, task.variant).file_name
 
     def _is_there(self, task: Task) -> bool:
-        mine = results.Result(task.env_id, task.script.name, task.seed, task.variant)
         with contextlib.suppress(ValueError):
             found, status = results.read(self.table(task)), self._study.result(task.id).get("status")
             took = results.rounded(status.get("wall_time")) if isinstance(status, dict) else None
-            same = (found.key, found.script_sha256) == (mine.key, task.script.sha256)
-            return same and took in (None, found.wall_time)
+            mine = (task.env_id, task.script.name, task.variant, task.seed), task.script.sha256
+            return (found.key, found.script_sha256) == mine and took in (None, found.wall_time)
         return False
 
     @contextlib.contextmanager
