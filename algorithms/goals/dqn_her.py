@@ -186,6 +186,7 @@ if __name__ == "__main__":
     sentence = f"{args.env_id} must have vectors observation, achieved_goal, desired_goal, and compute_reward"
     run.require(has_goals(game), f"{sentence}, and any compute_terminated, of batches of goals, without info")
     compute_reward, ends = game.get_wrapper_attr("compute_reward"), game.has_wrapper_attr("compute_terminated")
+    # without compute_terminated reaching a goal ends nothing
     compute_terminated = game.get_wrapper_attr("compute_terminated") if ends else lambda x, *_: np.zeros(len(x), bool)
     # one iteration: train_frequency environment steps, rounded down to a multiple of num_envs, but at least num_envs
     num_steps = max(1, args.train_frequency // args.num_envs)  # of each environment

@@ -269,6 +269,7 @@ if __name__ == "__main__":
     sentence = f"{args.env_id} must have vectors observation, achieved_goal, desired_goal, and compute_reward"
     run.require(has_goals(game), f"{sentence}, and any compute_terminated, of batches of goals, without info")
     compute_reward, ends = game.get_wrapper_attr("compute_reward"), game.has_wrapper_attr("compute_terminated")
+    # without compute_terminated reaching a goal ends nothing
     compute_terminated = game.get_wrapper_attr("compute_terminated") if ends else lambda x, *_: np.zeros(len(x), bool)
     num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     obs_dim = spaces["observation"].shape[0] + spaces["desired_goal"].shape[0]  # of what the networks see

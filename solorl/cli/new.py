@@ -99,9 +99,9 @@ def main(argv: Sequence[str]) -> int:
         write(page, page_of(source, path, values["Run"]).encode())
     write(path, header.with_header(header.read_source(source.path), values | {"Twin": "", "Copy of": ""}).encode())
     said = f"how it differs from {source.path.name}, and in its title what it is"
-    print(f"created {shown(path)} from {source.path.name}. Next:\n  edit it; say in its line `Differs` {said}")
-    print(f"  say in its page, {shown(page)}, when to take it, and its implementation details\n" * ours, end="")
-    print(f"  solo train {typed}\n  solo diff {as_typed(source.path)} {typed}")
-    print(f"  solo check --set-budget {name}     once the difference is what you want\n" * ours, end="")
+    of_page = f"\n  say in its page, {shown(page)}, when to take it, and its implementation details" if ours else ""
+    print(f"created {shown(path)} from {source.path.name}. Next:\n  edit it; say in its line `Differs` {said}{of_page}")
+    budget = f"\n  solo check --set-budget {name}     once the difference is what you want" if ours else ""
+    print(f"  solo train {typed}\n  solo diff {as_typed(source.path)} {typed}{budget}")
     print(f"  solo check {'' if ours else typed:18} before you share it")
     return 0

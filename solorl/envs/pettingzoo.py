@@ -89,7 +89,7 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
             raise ValueError(f"actions of {self.name} are {self.action_space.shape}, not {action.shape}")
         acting = {name: self._own(k, action[k]) for k, name in enumerate(self.agents) if self.alive[k]}
         obs, rewards, terminated, truncated, infos = self._call(5, self.game.step, acting)
-        rewards = dict.fromkeys(self.agents, 0.0) | dict.fromkeys(acting) | dict(rewards)
+        rewards = dict.fromkeys(self.agents, 0.0) | dict.fromkeys(acting) | dict(rewards)  # None where it says none
         reward = np.array([self._array(f"the reward of {name}", rewards[name], ()) for name in self.agents], float)
         out, cut = (np.array([bool(ends.get(name)) for name in self.agents]) for ends in (terminated, truncated))
         self.alive = np.array([name in self.game.agents for name in self.agents]) & ~out & ~cut

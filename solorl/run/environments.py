@@ -52,7 +52,8 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
     if games and not teams_of(envs):
         use = use_instead(script, "several agents")
         raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
-    spaces = [getattr(envs, f"{'agent' if games else 'single'}_{what}_space") for what in ("observation", "action")]
+    prefix = "agent" if games else "single"
+    spaces = [getattr(envs, f"{prefix}_{what}_space") for what in ("observation", "action")]
     found, wanted = (obs_kind(spaces[0]), action_kind(spaces[1])), (obs, action.replace("bounded", "continuous"))
     for what, want, kind in zip(("observations", "actions"), wanted, found, strict=True):
         if kind != want:

@@ -151,11 +151,12 @@ class Safe:
 
 def check_wandb(args: RunArgs) -> None:
     """UsageError where `--track` cannot work; a folder named `wandb` is not the package."""
-    spec = importlib.util.find_spec("wandb") if args.track else None
-    without = "--no-track trains without"
-    refuse(args.track and (spec is None or spec.origin is None), f"{needs_extra('--track', 'wandb')}; {without}")
+    if not args.track:
+        return
+    spec = importlib.util.find_spec("wandb")
+    refuse(spec is None or spec.origin is None, f"{needs_extra('--track', 'wandb')}; --no-track trains without")
     how = "`wandb login` or WANDB_API_KEY; WANDB_MODE=offline needs none"
-    refuse(args.track and not _has_login(), f"--track needs a login of Weights & Biases: {how}, and {without}")
+    refuse(not _has_login(), f"--track needs a login of Weights & Biases: {how}, and --no-track trains without")
 
 
 def _has_login() -> bool:

@@ -219,9 +219,8 @@ class Part:
                 if self.checkpoints.resumed.get("step", 0) <= rows < len(leaf):
                     missing = [(0, len(leaf) - rows), *[(0, 0)] * (leaf.ndim - 1)]
                     arrays = {**arrays, name: np.pad(arrays[name], missing)}
-            what = f"{name} is missing or has another shape than {leaf.shape}"
             fits = name in arrays and np.shape(arrays[name]) == leaf.shape
-            refuse(not fits, f"what was saved does not fit: {what}")
+            refuse(not fits, f"what was saved does not fit: {name} is missing or has another shape than {leaf.shape}")
             leaves.append(jnp.asarray(np.asarray(arrays[name]), leaf.dtype))
         tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
         for field, value in ({self.field: tree} if self.field else tree).items():

@@ -168,7 +168,8 @@ def _declared(comparison: cmp.Comparison) -> dict[str, None]:
 
 def training_time(row: cmp.EnvRow) -> str:
     """The time of a run, or of as many as were trained at once; "-" where it is not known."""
-    return duration(row.seconds) + (f" ({row.together} at once)" if row.together > 1 else "") if row.seconds else "-"
+    at_once = f" ({row.together} at once)" if row.together > 1 else ""
+    return f"{duration(row.seconds)}{at_once}" if row.seconds else "-"
 
 
 def env_table(comparison: cmp.Comparison) -> Table:
