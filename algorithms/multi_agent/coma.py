@@ -224,10 +224,11 @@ def all_actions(actor, batch, epsilon):
 @torch.no_grad()
 def critic_targets(target_critic, batch, action, args):
     """TD(lambda) with the target network, (max_steps, batch_size); `action` as `all_actions` has it. The value of a
-    joint action is one for all agents: the mean over those that play on."""
+    joint action is one for all agents: the mean over those that play in the next step."""
     played = batch.alive.amax(-1)
     q = value_of(target_critic(batch.obs, batch.state, action), action)[1:]
-    next_alive = batch.alive * (1 - batch.terminated)
+    arriving = F.pad(batch.alive[1:], (0, 0, 0, 0, 0, 1))  # also who plays from the next step on only
+    next_alive = torch.maximum(batch.alive * (1 - batch.terminated), arriving)
     next_value = (next_alive * q).sum(-1) / next_alive.sum(-1).clamp(min=1)
     follows = torch.cat([played[1:], torch.zeros_like(played[:1])])
     return td_lambda(batch.reward, next_value, next_alive.amax(-1), follows, args.gamma, args.td_lambda)

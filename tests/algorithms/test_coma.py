@@ -94,8 +94,8 @@ def test_the_critic_sees_all_but_the_agents_own_action():
 
 
 def test_targets_are_those_of_the_team_by_hand():
-    """The next value: the mean over the agents that play on, of the action that follows, or of one that is drawn, here
-    the only one that is likely."""
+    """The next value: the mean over the agents that play on or come next, of the action that follows, or of one that is
+    drawn, here the only one that is likely."""
     actor, _, target = networks()
     batch, args = random_batch(COMA), SimpleNamespace(gamma=0.9, td_lambda=0.7)
     with torch.no_grad():
@@ -107,7 +107,8 @@ def test_targets_are_those_of_the_team_by_hand():
         length = int(batch.alive[:, i].any(-1).sum())
         following = None
         for t in reversed(range(length)):
-            on = [k for k in range(AGENTS) if batch.alive[t, i, k] and not batch.terminated[t, i, k]]
+            stays, plays_next = batch.alive[t, i] * (1 - batch.terminated[t, i]), batch.alive[t + 1 : t + 2, i].sum(0)
+            on = [k for k in range(AGENTS) if stays[k] or plays_next[k]]
             likely = [np.where(batch.mask[t + 1, i, k], logits[t + 1, i, k], -np.inf).argmax() for k in range(AGENTS)]
             actions = [
                 int(batch.action[t + 1, i, k]) if t + 1 < length and batch.alive[t + 1, i, k] else likely[k]
