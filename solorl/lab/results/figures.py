@@ -53,12 +53,12 @@ def write_figures(comparison: cmp.Comparison, folder: Path) -> list[Path]:
             if part:
                 all_of = {method: totals[method] for method in groups[i] if method in totals}
                 path = cv.numbered(folder / f"curves_{axis}", i)
-                written.append(_write(draw_curves(comparison, part, all_of, axis), path))
+                written.append(save(draw_curves(comparison, part, all_of, axis), path))
     if len(comparison.shared) > 1:
         profiles = cv.profiles(comparison)
         for i, methods in enumerate(groups):
             figure = draw_profiles(comparison, {method: profiles[method] for method in methods})
-            written.append(_write(figure, cv.numbered(folder / "profiles", i)))
+            written.append(save(figure, cv.numbered(folder / "profiles", i)))
     return written
 
 
@@ -72,13 +72,13 @@ def draw_curves(
 ) -> Figure:
     """One panel per environment and, where there are `totals`, one for all: IQM over runs, the band its interval."""
     panels = cv.panels(comparison, curves, totals)
-    figure, axes = _grid(len(panels))
+    figure, axes = grid(len(panels))
     for place, (env, lines) in zip(axes, panels, strict=True):
         unit, name = time_unit(max(curve.x[-1] for curve in lines.values())) if axis == "time" else (1, "")
         for method, curve in lines.items():
             _draw(place, curve, style(comparison.methods.index(method)), unit)
         place.set_title(env, fontsize=10, parse_math=False)
-        _number(place, None if axis == "steps" else f"{{x:g}} {name}")
+        numbers_below(place, None if axis == "steps" else f"{{x:g}} {name}")
     kinds = {curve.kind for _, lines in panels for curve in lines.values()}
     bands = BANDS if "range" in kinds else ""
     figure.supxlabel(AXIS_LABELS[axis] + bands, fontsize=10)
@@ -89,7 +89,7 @@ def draw_curves(
 
 def draw_profiles(comparison: cmp.Comparison, profiles: Mapping[str, cv.Curve]) -> Figure:
     """The fraction of runs above each normalised score, with pointwise intervals."""
-    figure, (place, *_) = _grid(1)
+    figure, (place, *_) = grid(1)
     for method, curve in profiles.items():
         _draw(place, curve, style(comparison.methods.index(method)))
     place.set(xlabel="normalised score s", ylabel="fraction of runs with a score above s", ylim=(-0.02, 1.02))
@@ -107,7 +107,7 @@ def write_histogram(returns: Mapping[str, Any], path: Path) -> None:
     axes.set(xlabel="return of an episode", ylabel="episodes")
     for text in axes.legend().get_texts():
         text.set_parse_math(False)
-    _write(figure, path, (path.suffix[1:],))
+    save(figure, path, (path.suffix[1:],))
 
 
 def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]], path: Path) -> None:
@@ -128,7 +128,7 @@ def write_trainings(trainings: Mapping[tuple[str, str], Mapping[str, cv.Curve]],
     figure.supxlabel(AXIS_LABELS["steps"] + (BANDS if kinds & {"range", "interval"} else ""), fontsize=10)
     if len(methods) > 1:
         _legend(figure, methods, methods)
-    _write(figure, path, (path.suffix[1:],))
+    save(figure, path, (path.suffix[1:],))
 
 
 def _panel(
@@ -160,14 +160,14 @@ def _panel(
     second.set_ylim(bottom=0)
     place.set_zorder(second.get_zorder() + 1)  # the lines are above the area
     place.patch.set_visible(False)
-    _number(place)
+    numbers_below(place)
     place.legend(
         list(handles.values()), list(handles), loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
         fontsize=9, title_fontsize=10, alignment="left",
     )  # fmt: skip
 
 
-def _grid(panels: int) -> tuple[Figure, Sequence[Any]]:
+def grid(panels: int) -> tuple[Figure, Sequence[Any]]:
     """A figure of `panels` panels, at most COLUMNS side by side."""
     width, height = SINGLE if panels == 1 else PANEL
     columns = 2 if panels == 4 else min(panels, COLUMNS)
@@ -188,7 +188,7 @@ def _plain(place: Any) -> None:
     place.tick_params(labelsize=9)
 
 
-def _number(place: Any, form: str | None = None) -> None:
+def numbers_below(place: Any, form: str | None = None) -> None:
     """The numbers below a panel, from 0 on; without a form as 250k and 1.5M."""
     place.xaxis.set_major_formatter(form or matplotlib.ticker.EngFormatter(sep=""))
     place.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -218,7 +218,7 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return (1, "s") if seconds < 180 else (60, "min") if seconds < 3 * 3600 else (3600, "h")
 
 
-def _write(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> Path:
+def save(figure: Figure, path: Path, kinds: Sequence[str] = ("png", "svg", "pdf")) -> Path:
     """Write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "solorl", "pdf.fonttype": 42}):  # TrueType, which publishers ask for

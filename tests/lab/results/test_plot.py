@@ -40,14 +40,14 @@ DQN = {"losses/td_loss": 0.01, "losses/q_values": 0.5}
 def plot(solo, tmp_path, monkeypatch):
     """`plot("RUN_DIR", ...)` draws these; returns the axes (upper, upper right, lower, lower right of each environment)
     and what was printed. `plot.figure` is the figure."""
-    real = figures._write
+    real = figures.save
 
     def keep(figure, *rest):
         call.figure = figure
         return real(figure, *rest)
 
     def call(*words):
-        monkeypatch.setattr(figures, "_write", keep)
+        monkeypatch.setattr(figures, "save", keep)
         code, call.out, err = solo("plot", *words, "--out", tmp_path / "picture.png")
         assert code == 0 and err == "" and (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
         axes = call.figure.axes  # the second ones of twins come last within a column

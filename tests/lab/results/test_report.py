@@ -221,7 +221,7 @@ def test_fewer_than_four_runs_show_their_range(solo, tmp_path, monkeypatch):
     assert "range of the runs" in figure.get_supxlabel()
     lines = panels_of(report_page.page(compared, "title", "steps", []))["CartPole-v1"]["eval steps"]
     assert [line["band"] for line in lines] == ["range", "range"]
-    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.setattr(figures, "save", written)
     for result in made(few):
         results.write(result, tmp_path / "results")
     out = solo("report", tmp_path / "results", "--out", tmp_path / "out")[1]
@@ -255,7 +255,7 @@ def test_a_caption_says_where_the_scale_is_that_of_the_runs():
 
 
 def test_the_report_gives_the_address_of_its_page(solo, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.setattr(figures, "save", written)
     monkeypatch.chdir(tmp_path)
     out = solo("report", folder, "--out", "my report")[1]
     address = re.search(r"file://\S+", out)[0]
@@ -370,7 +370,7 @@ def test_the_baseline_is_what_the_others_derive_from(names, baseline):
 
 
 def test_methods_in_the_order_given_begin_with_the_baseline(solo, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.setattr(figures, "save", written)
     for result in made({("CartPole-v1", "c51"): [1.0, 2.0], ("CartPole-v1", "dqn"): [3.0, 4.0]}):
         results.write(result, tmp_path / "results")
     for words, sentence in (((), "c51 against dqn"), (("--methods", "c51", "dqn"), "dqn against c51")):
@@ -496,7 +496,7 @@ def test_figures_are_pictures_and_the_same_each_time(report, folder, tmp_path):
     figure = figures.draw_curves(compared, found, cv.total_curves(compared, "eval", "steps"), "steps")
     line = figure.axes[1].lines[1]
     assert (line.get_color(), line.get_ydata()[-1]) == ("#D55E00", 350.0)
-    figures._write(figure, tmp_path / "again")
+    figures.save(figure, tmp_path / "again")
     assert (tmp_path / "again.svg").read_text() == text
     assert (tmp_path / "again.png").read_bytes() == (report / "curves_steps.png").read_bytes()
 
@@ -639,7 +639,7 @@ def test_a_picture_has_at_most_four_methods(catalogue):
 
 
 def test_pictures_of_many_methods_are_all_shown(solo, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.setattr(figures, "save", written)
     for result in made({("CartPole-v1", f"m{i}"): [1.0, 2.0] for i in range(6)}):
         results.write(result, tmp_path / "results")
     assert solo("report", tmp_path / "results", "--out", tmp_path / "out")[0] == 0
@@ -662,7 +662,7 @@ def test_report_says_what_it_could_not_read(solo, folder, tmp_path):
 
 def test_only_some_environments_and_methods(solo, folder, tmp_path, monkeypatch):
     """The first method named is the one compared with."""
-    monkeypatch.setattr(figures, "_write", written)
+    monkeypatch.setattr(figures, "save", written)
     command, page = ("report", folder, "--out", tmp_path), tmp_path / "report.md"
     assert solo(*command, "--env-ids", "CartPole-v1", "--methods", "old", "new")[0] == 0
     assert "**new is better than old" in page.read_text() and "Acrobot" not in page.read_text()
