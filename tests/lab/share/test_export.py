@@ -62,9 +62,9 @@ def acts_as(path, policy):
     """For batches of 1, 7 and 64: the actions of the file are those of the run (discrete ones all the same, for the
     trained policies here have no ties), on real observations and on other random ones than those of the check."""
     act, (inputs, axes) = session(path), share.observations(policy)
-    random = share.like(inputs["obs"][:500], np.random.default_rng(7))
-    inputs["obs"] = np.concatenate([inputs["obs"][:500], random])
-    for start, size in ((0, 1), (400, 7), (600, 64)):
+    real = inputs["obs"][: share.OBSERVATIONS // 2]
+    inputs["obs"] = np.concatenate([real, share.like(real, np.random.default_rng(7))])
+    for start, size in ((0, 1), (1, 7), (share.OBSERVATIONS - 64, 64)):
         part = {name: value.take(np.arange(start, start + size), axes[name]) for name, value in inputs.items()}
         got = act(**part)["action"]
         if "state" in part:
@@ -189,8 +189,10 @@ def test_the_page_names_every_file_that_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in scripts.script_paths() if name not in [*PARTS, *MASKED]])
-def test_every_algorithm_is_exported(name, trained, solo, tmp_path):
-    """With the dtype of the environment: bytes for images."""
+def test_every_algorithm_is_exported(name, trained, solo, tmp_path, monkeypatch):
+    """With the dtype of the environment: bytes for images. On fewer observations than people's are checked on."""
+    monkeypatch.setattr(share, "BATCHES", (1, 7, 64))
+    monkeypatch.setattr(share, "OBSERVATIONS", 72)
     run_dir, policy = trained(name, " ".join(flags_of(name)))
     path = file_for(name, tmp_path)
     code, out, err = solo("export", run_dir, path)
