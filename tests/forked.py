@@ -1,5 +1,5 @@
-"""Commands in processes that have imported torch already: three seconds less of CPU than `python -m` for each. What they
-cost is not in the table of `--costs`, as they are not children of the tests."""
+"""Commands in processes that have imported torch already: three seconds less of CPU than `python -m` for each. They are
+not children of the tests, so the table of `--costs` does not have them."""
 
 import multiprocessing
 import os
