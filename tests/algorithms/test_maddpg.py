@@ -369,7 +369,7 @@ def test_learns_the_targets_of_both_agents(name, env_id, train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "flags"), [("maddpg", []), ("matd3", ["--independent"])])
+@pytest.mark.parametrize(("name", "flags"), [("maddpg", ["--independent"]), ("matd3", [])])
 def test_learns_simple_spread(name, flags, train):
     """Random actions have a return of -84."""
     short = "--total-timesteps 100000 --learning-starts 5000 --eval-every 0 --eval-episodes 40 --log-every 10000"
