@@ -530,6 +530,14 @@ def test_files_named_in_the_pages_exist():
             assert (ROOT / name).exists() or "mine" in name, f"{page.name}: {name}"
 
 
+def test_the_page_on_environments_names_the_offline_files_that_normalise_nothing():
+    text = " ".join((ROOT / "docs" / "environments.md").read_text().split())
+    told = text.partition("with the statistics of the data, `offline`")[2].partition(";")[0]
+    files = sorted((ROOT / "algorithms" / "offline").glob("*.py"))
+    raw = [path.stem for path in files if not re.search("standardi[sz]e", path.read_text(), re.IGNORECASE)]
+    assert raw and re.findall(r"`(\w+)`", told) == raw
+
+
 def test_inline_dependencies_name_what_a_script_imports():
     """The PEP 723 block of every script is complete: `uv run` on a copied file installs all it needs."""
     import tomllib
