@@ -289,10 +289,11 @@ class GradientStep:
         loss_of, optimizer, graphs = self.loss_of, self.optimizer, self.graphs
         self.gradients = self.compiled(gradients_of)
         self._check()
+        self.changes = [optimizer, *parameters_of(optimizer)]
         if self.fast:
             flatten(optimizer)
         self.step: Any = None
-        name = f"the gradient step of {getattr(loss_of, '__name__', type(loss_of).__name__)}"
+        self.name = name = f"the gradient step of {getattr(loss_of, '__name__', type(loss_of).__name__)}"
         if graphs and "capturable" not in optimizer.param_groups[0]:
             warn(f"{name} runs without a CUDA graph: {type(optimizer).__name__} cannot be recorded")
         elif graphs:

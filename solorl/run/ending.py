@@ -26,7 +26,7 @@ from solorl.files import near
 from solorl.run.evaluation import SCORE, Also, Evaluator, MakeEnv, Policy
 from solorl.run.folder import RunFolder
 from solorl.run.hub import solo, upload
-from solorl.run.meter import Diverged, Meter, check_finite
+from solorl.run.meter import RETURN, Diverged, Meter, check_finite
 from solorl.run.pictures import draw_learning_curve, film_to
 from solorl.run.saving import Checkpoints
 from solorl.runfolder import CHECKPOINTS, LAST_MODEL, METRICS, MODEL, PICTURE, STATUS, STOP, checkpoints, write_status
@@ -106,14 +106,12 @@ class Ending:
         """Write the rows that wait, and `tracked` to the trackers. Raises Diverged where a row is not finite."""
         rows = self.meter.take_rows()
         self.folder.write_rows(rows, self.meter.step, tracked)
-        for row in rows:
-            check_finite(row)
+        check_finite(*rows)
 
     def check_finite(self) -> None:
         """Diverged where something is NaN or infinite, before it replaces what is good."""
         self.write_rows()
-        self.checkpoints.check_finite()
-        self.meter.check_returns()
+        self.checkpoints.check_finite({RETURN: self.meter.returns})
 
     # ------------------------------------------------------------------ signals
     def listen(self, again: bool = False) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from solorl.terminal import plain, scores
 from solorl.trust import FLAG, HOW, not_trusted, refuse_links, trusted
 
 CACHE_SETTINGS = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "enable_compilation_cache")
+LOADING = threading.RLock()  # one load at a time: each changes sys.argv and other things of the whole process
 JAX_SETTINGS = [f"jax_{name}" for name in ("default_device", *CACHE_SETTINGS)]  # that a script in JAX changes
 
 
@@ -68,8 +70,7 @@ class LoadedPolicy:
     def required_sampler(self) -> Policy:
         """The stochastic policy as the script hands it over; UsageError where it hands over none."""
         if self.sampler is None:
-            what = "this script has no stochastic policy: it would hand it over by run.close(..., sample=...)"
-            raise UsageError(what)
+            raise UsageError("this script has no stochastic policy: it would hand one to run.close(..., sample=...)")
         return self.sampler
 
     def make_env(self, **kwargs: Any) -> Any:
@@ -111,8 +112,7 @@ class Play:
         seeds, said = [env_seed(seed, CONFIRM, 2**19 + i) for i in range(self.episodes)], list[dict[str, float]]()
         with undisturbed():
             if self.opponent:
-                if not is_board(args.env_id):
-                    raise UsageError(f"{args.env_id} has no opponents; boards have, such as games/TicTacToe-v0")
+                refuse(not is_board(args.env_id), f"{args.env_id} has no opponents, as games/TicTacToe-v0 has")
                 make_env = partial(make_env, opponent=self.opponent)
             if self.opponent not in ("", "human"):
                 return self._points(args.env_id, policy, make_env, seeds)
@@ -165,8 +165,8 @@ def load(
 
     This executes the script that made the folder, up to its `run.close`. It must be equal to the algorithm of its name
     in this installation or to your own file from which the run was started; `trust_script` executes any other. Random
-    states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. UsageError, with
-    one sentence, where that cannot be done.
+    states, `sys.argv` and settings of torch and JAX are afterwards as they were; nothing is printed. Several threads
+    may load: one waits for the other. UsageError, with one sentence, where that cannot be done.
     """
     return _load(run_dir, LAST_MODEL if last else MODEL, trust_script, device)
 
@@ -260,7 +260,7 @@ def _unchanged(imports: set[str]) -> Iterator[None]:
             importlib.import_module(name)
     from unittest import mock  # here, because it is slow to import
 
-    with contextlib.ExitStack() as after, mock.patch.dict(os.environ), undisturbed():
+    with LOADING, contextlib.ExitStack() as after, mock.patch.dict(os.environ), undisturbed():
         after.callback(setattr, sys, "excepthook", sys.excepthook)
         if torch := sys.modules.get("torch"):
             after.callback(torch.set_num_threads, torch.get_num_threads())

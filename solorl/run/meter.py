@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from solorl.envs.returns import Teams, ended, named, rollout
-from solorl.envs.spaces import not_finite
 from solorl.errors import UsageError, refuse, told
 
 RETURN, LENGTH = "charts/episodic_return", "charts/episodic_length"
@@ -20,9 +19,9 @@ class Diverged(Exception):
     """A number of a training is NaN or infinite; the message says which one."""
 
 
-def check_finite(values: Mapping[str, float]) -> None:
+def check_finite(*rows: Mapping[str, float]) -> None:
     """Diverged for the first value that is NaN or infinite."""
-    for name, value in values.items():
+    for name, value in (pair for row in rows for pair in row.items()):
         if not math.isfinite(value):
             raise Diverged(f"{name} is {value}")
 
@@ -134,11 +133,6 @@ class Meter:
         elif self.returns is not None and self.lengths is not None:
             self.returns[indices] = self.lengths[indices] = 0
 
-    def check_returns(self) -> None:
-        """Diverged where the return of a running episode is NaN or infinite."""
-        if found := not_finite(self.returns, RETURN):
-            raise Diverged(f"{found[0]} is {found[1]}")
-
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last 100 episodes; None before the first."""
@@ -187,9 +181,7 @@ class Meter:
         for name, value in (*metrics.items(), *means.items()):
             with told(f"the metric {name} must be one number"):
                 values[name] = float(value)
-        check_finite(values)
-        for row in self.rows:
-            check_finite(row)
+        check_finite(values, *self.rows)
         now = self.wall_time()
         seconds = max(1e-9, now - self._last_row[1] - self._paused)
         self.sps = values["charts/SPS"] = round((step - self._last_row[0]) / seconds)

@@ -33,6 +33,7 @@ class Checkpoints:
         self.parts: dict[str, Any] = {}
         self.models: dict[str, Any] = {}
         self.replays: dict[str, Any] = {}
+        self.steps: list[Any] = []  # gradient steps of the script
         self.newest: int | None = None  # step of the newest checkpoint
         self.until = math.inf  # step of the newest checkpoint that may be resumed
         self.resumed: dict[str, Any] = {}  # counters of the checkpoint that is resumed; empty: none is
@@ -54,11 +55,17 @@ class Checkpoints:
                     checkpoint.encode(checkpoint.capture(part), {}, name)
 
     def open(self, run_dir: Path) -> None:
-        """Write there from now on; checkpoints newer than the one that is resumed are deleted."""
+        """Write there from now on; checkpoints newer than the one that is resumed are deleted. Warns of what gradient
+        steps change but no part holds, be it as an attribute."""
         self.run_dir = run_dir
         for name, log in self._logs.items():
             log.folder = run_dir / "replay" / name
         checkpoint.delete_newer(run_dir / CHECKPOINTS, self.resumed.get("step", 0))
+        given = [x for part in self.parts.values() for x in (part, *getattr(part, "__dict__", {}).values())]
+        held = {id(x) for one in given for x in (one, *(one.parameters() if hasattr(one, "named_parameters") else ()))}
+        for step in self.steps:
+            if kinds := dict.fromkeys(type(x).__name__ for x in step.changes if id(x) not in held):
+                warn(f"run.resume is not given {' and '.join(kinds)} of {step.name}: a resumed run makes new ones")
 
     # ------------------------------------------------------------------ bringing back
     def resume(self) -> list[int]:
@@ -136,17 +143,17 @@ class Checkpoints:
                 set_random_states(self._random)
 
     # ------------------------------------------------------------------ writing
-    def check_finite(self) -> None:
-        """Diverged where something that was learned is NaN or infinite: all parts but environments and replay buffers
-        are looked through."""
+    def check_finite(self, more: Mapping[str, Any]) -> None:
+        """Diverged where something that was learned is NaN or infinite, or a number of `more`: all parts but
+        environments and replay buffers are looked through."""
+        trees: list[tuple[str, Any]] = []
         for name, part in self.parts.items():
-            if env_state.is_vector_env(part):
-                continue
-            own = getattr(part, "must_be_finite", None)
-            trees = own() if own else {name: checkpoint.capture(part)}
-            for each, tree in trees.items():
-                if found := not_finite(tree, each):
-                    raise Diverged(f"{found[0]} is {found[1]}")
+            if not env_state.is_vector_env(part):
+                own = getattr(part, "must_be_finite", None)
+                trees += own().items() if own else [(name, checkpoint.capture(part))]
+        for name, tree in (*trees, *more.items()):
+            if found := not_finite(tree, name):
+                raise Diverged(f"{found[0]} is {found[1]}")
 
     def of_rank(self) -> dict[str, Any]:
         """What a checkpoint must hold of this rank: all but modules and optimisers, which are equal in all ranks."""

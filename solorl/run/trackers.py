@@ -34,11 +34,11 @@ class MetricsFile:
         self.path, self._size = path, size
         self.problem: OSError | None = None
         self._waiting: list[str] = []  # rows that a full disk has not taken yet
-        if size > (path.stat().st_size if path.exists() else 0):
-            self._size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        path.touch()
+        if size > path.stat().st_size:
+            self._size = path.read_bytes().rfind(b"\n") + 1
             warn(f"rows of {path} are missing: of {size} bytes {self._size} are left")
-        if path.exists():
-            os.truncate(path, self._size)
+        os.truncate(path, self._size)
 
     def write(self, rows: list[dict[str, float]]) -> None:
         """Append the rows; where the disk is full they wait in memory for the next call, with one warning.

@@ -253,10 +253,8 @@ class Run:
         return self.evaluator.seeds(EVALUATE, 0) if due else []
 
     def save(self, global_step: int) -> None:
-        """Write a checkpoint every `--save-every` steps and where the loop ends.
-
-        What is not finite ends the run as in `log`. Here several ranks agree on the end; rank 0 writes what all have.
-        """
+        """Write a checkpoint every `--save-every` steps and where the loop ends. What is not finite ends the run as in
+        `log`. Here several ranks agree on the end; rank 0 writes what all have."""
         self._reach(global_step)
         due = self.meter.is_due("save", self.args.save_every, global_step)
         self.ending.look()
@@ -302,16 +300,17 @@ class Run:
         loss_of(module, *inputs)`. What the algorithm needs of the loss is a third value, a tensor or a tree of tensors:
         `loss, metrics, extra = loss_of(...)`, then `metrics, extra = step(*inputs)`, all detached.
 
-        The parameters of the optimiser must be parameters of `module`; all others are frozen. The global norm of the
-        gradient is clipped to `max_grad_norm`. Steps may share modules, parameters and optimisers. With several ranks
-        gradients and metrics are means over them, `extra` is each rank's own. Before `resume`. See `GradientStep`."""
+        The optimiser's parameters must be `module`'s; all others are frozen. The gradient's global norm is clipped to
+        `max_grad_norm`. Steps may share modules, parameters and optimisers. With several ranks gradients and metrics
+        are means over them, `extra` is each rank's own. Before `resume`, which is given all. See `GradientStep`."""
         from solorl.compute.speed import GradientStep
 
         average = self.ranks.average if self.world_size > 1 else None
         with in_one_sentence():
             graphs = self._graphs() if average is None else None
             parts = (loss_of, module, optimizer, max_grad_norm, self.compile, self.args.fast, average, graphs)
-            return self.meter.timed("update", GradientStep(*parts))
+            self.checkpoints.steps.append(GradientStep(*parts))
+        return self.meter.timed("update", self.checkpoints.steps[-1])
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile(function)` with `--compile`, else the function itself."""

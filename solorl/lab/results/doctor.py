@@ -188,11 +188,11 @@ def no_steps(t: Training) -> str:
 
 
 def _entropies(t: Training) -> tuple[float, float, float] | None:
-    """The entropy in the first rows, of the middle and of the end; None for densities, which may be negative."""
+    """The entropy in the first rows, of the middle and of the end; None if one lacks, or of densities below 0."""
     values = t.values("losses/entropy")
-    if len(values) < 10 or values.min() < 0:
-        return None
     middle, late = t.values("losses/entropy", begin=0.1, end=0.6), t.values("losses/entropy", begin=0.7)
+    if len(values) < 10 or values.min() < 0 or not (len(middle) and len(late)):
+        return None
     return float(values[:2].mean()), float(np.median(middle)), float(np.median(late))
 
 
@@ -237,7 +237,7 @@ def _scale(t: Training) -> float:
     divisors, factor = t.values("charts/reward_scale", begin=0.7), real(t.args.get("reward_scale"))
     if len(divisors):
         return 1 / max(float(np.median(divisors)), 1e-8)
-    script = t.copy or script_paths().get(t.script)
+    script = t.copy or script_paths().get(re.sub("^(cleanrl|sb3)_", "", t.script))
     return float(not (script and CHANGES.search(read_source(script)))) if factor is None else factor
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from solorl.envs.ids import OTHERS
 from solorl.lab.results.result import Result, ResultError, reading
-from solorl.lab.results.run_folder import evaluations, last_mean, thinned
+from solorl.lab.results.run_folder import curves_of, evaluations, last_mean, thinned
 
 TRAIN_TAGS = (  # return, length; the first that a folder holds
     ("charts/episodic_return", "charts/episodic_length"),  # CleanRL: one row per episode
@@ -24,38 +24,60 @@ TRAIN_TAGS = (  # return, length; the first that a folder holds
 )
 EVAL_TAGS = (("eval/mean_reward", "eval/mean_ep_length"), ("eval/episodic_return", "eval/episodic_length"))
 SPEED_TAGS = ("charts/SPS", "time/fps")
+# Names of Stable-Baselines3 -> ours, which are CleanRL's.
+ALIASES = {
+    "train/approx_kl": "losses/approx_kl",
+    "train/clip_fraction": "losses/clipfrac",
+    "train/explained_variance": "losses/explained_variance",
+    "train/value_loss": "losses/value_loss",
+    "train/critic_loss": "losses/qf_loss",
+    "train/ent_coef": "losses/alpha",
+    "train/learning_rate": "charts/learning_rate",
+    "rollout/ep_rew_mean": "charts/episodic_return",
+    "rollout/ep_len_mean": "charts/episodic_length",
+    "rollout/exploration_rate": "charts/epsilon",
+    "eval/mean_reward": "eval/episodic_return",
+}
+LOSS = re.compile("(losses|train)/(?!explained_variance)")  # which is NaN where all returns are equal
 VERSIONED = re.compile(r"^(?P<env>.*-v\d+)(_(?P<n>\d+))?$")  # Hopper-v4, Hopper-v4_1
 
 Series = list[tuple[int, float, float]]  # (step, seconds since the first event, value)
 
 
-def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None) -> Result:
-    """The result in a TensorBoard folder; its status is always "finished", because the files do not tell.
+def read_tensorboard(folder: Path, names: tuple[str, str, int] | None = None, strict: bool = True) -> Result:
+    """The result in a TensorBoard folder, with its `curves` by our names; its status is "finished" unless it diverged,
+    because the files do not tell more.
 
     Environment, algorithm and seed are `names` where they are given, else those that the folder's names tell.
-    Raises ResultError where `tensorboard` is missing, the files cannot be read, hold no return, or where the names of
-    the folder and of those around it do not tell the environment.
+    Raises ResultError where `tensorboard` is missing, the files cannot be read, if `strict` where they hold no return,
+    or where the names of the folder and of those around it do not tell the environment.
     """
     env_id, name, seed = names or names_of(folder)
-    series, _, began = scalars(folder)
+    series, status, began = scalars(folder)
     episodes, evals = _table(series, TRAIN_TAGS), _table(series, EVAL_TAGS)
-    if not episodes and not evals:
+    if strict and not episodes and not evals:
         tags = ", ".join(pair[0] for pair in (*TRAIN_TAGS, *EVAL_TAGS))
         raise ResultError(f"{folder} holds none of the tags {tags}")
-    total = max(int(rows[-1][0]) for rows in (episodes, evals) if rows)
+    total = max((int(rows[-1][0]) for rows in (episodes, evals) if rows), default=0)
     smoothed = TRAIN_TAGS[0][0] not in series
+    curves = curves_of((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
+    if "train/entropy_loss" in curves:
+        steps, values = curves["train/entropy_loss"]
+        curves["losses/entropy"] = steps, -values
     speed = next((series[tag] for tag in SPEED_TAGS if tag in series), [])
     return Result(
         env_id=env_id,
         script=f"{'sb3' if smoothed else 'cleanrl'}_{name.removeprefix('sb3_').removeprefix('cleanrl_')}",
         seed=seed,
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        status=status,
         global_step=total,
-        wall_time=max(row[1] for rows in series.values() for row in rows),
+        wall_time=max((row[1] for rows in series.values() for row in rows), default=0.0),
         eval=evaluations([[*row[:3], 0.0, row[3]] for row in evals]),  # neither library logs a deviation
         train=thinned(episodes, total),
         last_100_episodes=last_mean([row[2] for row in episodes], 1 if smoothed else 100),
         sps=median(value for _, _, value in speed) if speed else None,
+        curves=curves,
         source=str(folder),
     )
 
@@ -76,9 +98,9 @@ def names_of(folder: Path) -> tuple[str, str, int]:
     raise ResultError(f"{folder} does not tell its environment; {ways}")
 
 
-def scalars(folder: Path) -> tuple[dict[str, Series], dict[str, tuple[int, float]], float]:
-    """All scalar series by tag, of finite numbers; the last step and number of those that end with NaN or infinity;
-    and the time of the first event in seconds since 1970."""
+def scalars(folder: Path) -> tuple[dict[str, Series], str, float]:
+    """All scalar series by tag, of finite numbers; the status, "finished" unless a loss ends with NaN or infinity; and
+    the time of the first event in seconds since 1970."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
@@ -90,14 +112,13 @@ def scalars(folder: Path) -> tuple[dict[str, Series], dict[str, tuple[int, float
     began = min((event.wall_time for rows in found.values() for event in rows), default=0.0)
     series = {tag: sorted((e.step, e.wall_time - began, float(e.value)) for e in rows) for tag, rows in found.items()}
     finite = {tag: [row for row in rows if math.isfinite(row[2])] for tag, rows in series.items()}
-    bad = {tag: rows[-1][::2] for tag, rows in series.items() if rows and not math.isfinite(rows[-1][2])}
-    return {tag: rows for tag, rows in finite.items() if rows}, bad, began
+    ends = [(tag, *rows[-1]) for tag, rows in series.items() if LOSS.match(tag) and not math.isfinite(rows[-1][2])]
+    said = [f"diverged: {tag} is {value} at step {step:,}" for tag, step, _, value in ends]
+    return {tag: rows for tag, rows in finite.items() if rows}, [*said, "finished"][0], began
 
 
 def _table(series: dict[str, Series], pairs: tuple[tuple[str, str], ...]) -> list[list[float]]:
     """[step, seconds, return, length] by step, of the first pair of tags that is there; a missing length is 0."""
-    pair = next((pair for pair in pairs if pair[0] in series), None)
-    if pair is None:
-        return []
-    lengths = {row[0]: row[2] for row in series.get(pair[1], [])}
-    return [[step, seconds, value, lengths.get(step, 0.0)] for step, seconds, value in series[pair[0]]]
+    returns, length = next((pair for pair in pairs if pair[0] in series), pairs[0])
+    lengths = {row[0]: row[2] for row in series.get(length, [])}
+    return [[step, seconds, value, lengths.get(step, 0.0)] for step, seconds, value in series.get(returns, [])]

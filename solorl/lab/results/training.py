@@ -12,22 +12,8 @@ from solorl.lab.results.reference_scores import reference
 from solorl.lab.results.result import Result
 from solorl.lab.results.run_folder import curves_of, read_run
 from solorl.lab.results.statistics import Array
+from solorl.lab.results.tensorboard import read_tensorboard
 
-# Names of Stable-Baselines3 -> ours, which are CleanRL's.
-ALIASES = {
-    "train/approx_kl": "losses/approx_kl",
-    "train/clip_fraction": "losses/clipfrac",
-    "train/explained_variance": "losses/explained_variance",
-    "train/value_loss": "losses/value_loss",
-    "train/critic_loss": "losses/qf_loss",
-    "train/ent_coef": "losses/alpha",
-    "train/learning_rate": "charts/learning_rate",
-    "rollout/ep_rew_mean": "charts/episodic_return",
-    "rollout/ep_len_mean": "charts/episodic_length",
-    "rollout/exploration_rate": "charts/epsilon",
-    "eval/mean_reward": "eval/episodic_return",
-}
-LOSS = re.compile("(losses|train)/(?!explained_variance)")  # which is NaN where all returns are equal
 # Games of several sides: boards, PettingZoo's games of Atari, particles that are not one team.
 VERSUS = re.compile(r"games/(TicTacToe|ConnectFour)-|atari/|(mpe|team)/simple_(adversary|crypto|push|tag|world_comm)_")
 
@@ -106,17 +92,8 @@ def of_run(folder: Path) -> Training:
 
 
 def of_tensorboard(folder: Path) -> Training:
-    """A TensorBoard folder of CleanRL or Stable-Baselines3, which has diverged where a loss is not finite in the end.
-    Raises ResultError."""
-    from solorl.lab.results.tensorboard import names_of, scalars
-
-    series, bad, _ = scalars(folder)
-    said = [f"diverged: {tag} is {value} at step {step:,}" for tag, (step, value) in bad.items() if LOSS.match(tag)]
-    curves = curves_of((ALIASES.get(tag, tag), row[0], row[2]) for tag, rows in series.items() for row in rows)
-    if "train/entropy_loss" in curves:
-        steps, values = curves["train/entropy_loss"]
-        curves["losses/entropy"] = steps, -values
-    return Training(*names_of(folder), status=[*said, "finished"][0], source=str(folder), curves=curves)
+    """A TensorBoard folder of CleanRL or Stable-Baselines3, also one without returns. Raises ResultError."""
+    return Training(**vars(read_tensorboard(folder, strict=False)))
 
 
 def of_result(one: Result) -> Training:

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import script
+from safetensors.numpy import save_file
 
 import solorl
 from solorl import Run, RunArgs
@@ -132,6 +134,21 @@ def test_a_script_that_fails_leaves_no_play_after_it(tmp_path, body):
     with pytest.raises((SystemExit, ZeroDivisionError, ModuleNotFoundError, SyntaxError)):
         play_script(tmp_path / "mine.py", tmp_path, Play(), neighbours=True)
     assert play_wanted() is None
+
+
+def test_threads_that_load_at_once_get_their_own_runs(tmp_path):
+    """A server may load its policies in a pool of threads; a script reads its run folder from sys.argv."""
+    lines = ["import sys, time", "from solorl.run.load import LoadedPolicy, play_wanted as play", "time.sleep(0.01)"]
+    folders = [tmp_path / name for name in "abcd"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text('{"script": "mine.py"}')
+        (folder / "mine.py").write_text("\n".join([*lines, "play().take(LoadedPolicy(sys.argv[2], *[None] * 3))"]))
+        save_file({"x": np.zeros(1)}, folder / "model.safetensors")
+    before = [*sys.argv]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda folder: solorl.load(folder, trust_script=True), folders))
+    assert [one.env_id for one in found] == list(map(str, folders)) and sys.argv == before
 
 
 # ---------------------------------------------------------------------- what it must not change

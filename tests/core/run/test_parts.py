@@ -15,7 +15,7 @@ from solorl import Run
 from solorl.args.arguments import RunArgs
 from solorl.compute.device import CONFIRM, EVALUATE, TRAIN, env_seed
 from solorl.compute.ranks import Ranks
-from solorl.compute.speed import Metrics
+from solorl.compute.speed import GradientStep, Metrics
 from solorl.errors import UsageError
 from solorl.run.evaluation import Evaluator
 from solorl.run.folder import RunFolder, new_path
@@ -105,9 +105,6 @@ def test_rows_have_means_since_the_last_row_and_name_what_is_not_finite():
     episode, row = meter.take_rows()
     assert episode["global_step"] == 4 == row["global_step"] and "charts/episodic_return" not in row
     assert "losses/x" not in meter.report(8, {}) and len(meter.take_rows()) == 1
-    meter.episodes(10, np.array([np.nan, 0.0]), np.array([False, False]))
-    with pytest.raises(Diverged, match="charts/episodic_return is nan"):
-        meter.check_returns()
     with pytest.raises(Diverged, match="losses/y is inf"):
         meter.report(12, {"losses/y": torch.tensor(float("inf"))})
     assert meter.rows == []
@@ -199,7 +196,7 @@ def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     saved = Checkpoints(tmp_path)
     (tmp_path / "checkpoint").mkdir()
     saved.name({"layer": layer, "numbers": numbers})
-    saved.check_finite()
+    saved.check_finite({"returns": np.zeros(2)})
     counters = Meter().counters() | Evaluator(RunArgs()).counters() | {"iteration": 2, "step": 9, "metrics_bytes": 0}
     saved.save(9, counters, with_replays=False)
     saved.save_model("model.safetensors", {"step": "9"})
@@ -208,7 +205,7 @@ def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     layer.weight.data.fill_(float("nan"))
     numbers += 7
     with pytest.raises(Diverged, match=r"layer\.weight is nan"):
-        saved.check_finite()
+        saved.check_finite({})
     again = Checkpoints(tmp_path)
     again.name({"layer": layer, "numbers": numbers})
     assert again.resume() == [] and again.resumed["iteration"] == 2 and again.newest == 9
@@ -216,6 +213,27 @@ def test_parts_come_back_and_what_is_not_finite_is_named(tmp_path):
     layer.weight.data.zero_()
     again.load_model("model.safetensors")
     assert torch.equal(layer.weight, wanted)
+
+
+def test_what_learns_and_is_in_no_checkpoint_is_said(tmp_path, capfd):
+    def told(**parts):
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.steps += [GradientStep(loss, net, adam, 1.0, lambda f: f, fast=True) for net, adam in learning]
+        checkpoints.name(parts)
+        checkpoints.open(tmp_path)
+        return capfd.readouterr().err
+
+    def loss(net, x):
+        return net(x).sum(), {}
+
+    learning = [(net := torch.nn.Linear(2, 1), torch.optim.Adam(net.parameters())) for _ in range(2)]
+    (actor, adam), (critic, other) = learning
+    assert told(actor=actor, critic=critic, adam=adam, other=other) == ""
+    state = {"state_dict": dict, "load_state_dict": print}
+    assert told(actor=actor, adam=adam, both=SimpleNamespace(critic=critic, other=other, **state)) == ""  # own class
+    assert "Adam of the gradient step of loss" in told(actor=actor, critic=critic, adam=adam)
+    assert "Parameter of the gradient step of loss" in told(actor=actor, adam=adam, other=other)
+    assert "Adam and Parameter of" in told(actor=actor, adam=adam)
 
 
 def test_a_model_in_bfloat16_comes_back(tmp_path):

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -397,6 +398,26 @@ def test_losses_in_tensorboard_that_stay_nan_have_diverged(tag, values, found, t
             board.add_scalar(tag, value, 100 * step)
     run = of_tensorboard(folder)
     assert rules_of(run) == found and (not found or all(word in run.status for word in (tag, "step 200")))
+
+
+def test_methods_of_two_libraries_are_not_seeds_of_one(solo, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboardX import SummaryWriter
+
+    def write(name, tag, score):
+        with SummaryWriter(str(tmp_path / name)) as board:
+            for i in range(30):
+                board.add_scalar(tag, 20 + score * i / 30, 100 * i)
+                if name.endswith("17"):
+                    board.add_scalar("losses/entropy", 0.6 if i < 15 else float("nan"), 100 * i)
+
+    for seed in (1, 2):
+        write(f"CartPole-v1__ppo__{seed}__17", "charts/episodic_return", 30)
+        write(f"CartPole-v1/PPO_{seed}", "rollout/ep_rew_mean", 480)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of a mean of nothing
+        code, out, _ = solo("doctor", tmp_path)
+    assert code == 0 and "cleanrl_ppo on" in out and "sb3_ppo on" in out and "all seeds" not in out
 
 
 # ---------------------------------------------------------------------- trainings with a fault

@@ -602,6 +602,18 @@ def test_names_of_folders(tmp_path, folder, key):
     assert found.sps == 50
 
 
+def test_a_folder_whose_losses_stay_nan_is_left_out(tmp_path):
+    pytest.importorskip("tensorboard")
+    nan = float("nan")
+    write_events(tmp_path / "CartPole-v1/PPO_1", rollout__ep_rew_mean=[1, 2, 5], train__value_loss=[nan, 3, 2])
+    write_events(tmp_path / "CartPole-v1/PPO_2", rollout__ep_rew_mean=[1, 2, 2], train__value_loss=[3, nan, nan])
+    found, problems = read_all([tmp_path])
+    assert [one.seed for one in found] == [1]
+    assert len(problems) == 1 and "PPO_2" in problems[0] and "train/value_loss" in problems[0]
+    drawn, _ = read_all([tmp_path], unfinished=True)  # as a picture has it, with the losses by our names
+    assert {one.seed: list(one.curves["losses/value_loss"][1]) for one in drawn} == {1: [3, 2], 2: [3]}
+
+
 def test_folders_that_do_not_tell_are_said(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     write_events(tmp_path / "PPO_1", rollout__ep_rew_mean=[1])
