@@ -253,8 +253,7 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
 
 def merged(parts: Sequence[Dataset]) -> Dataset:
     """One data set with the episodes of all, in their order."""
-    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "cut")
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    arrays = {x: np.concatenate([getattr(part, x) for part in parts]) for x in (*ARRAYS[:5], "next_obs", "cut")}
     ends = arrays["terminated"] | arrays["truncated"]
     return Dataset(**arrays, episode=np.cumsum(ends) - ends, sha256=[x for part in parts for x in part.sha256])
 
