@@ -30,8 +30,7 @@ def nearest(name: str, allowed: Iterable[str], n: int = 1) -> list[str]:
 
 def did_you_mean(name: str, allowed: Iterable[str], n: int = 1) -> str:
     """`"; did you mean X?"` for the nearest names, or an empty string where nothing is near."""
-    near = nearest(name, allowed, n)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"; did you mean {' or '.join(near)}?" if (near := nearest(name, allowed, n)) else ""
 
 
 def hint(name: str, allowed: Collection[str], those: str) -> str:

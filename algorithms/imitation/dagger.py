@@ -179,7 +179,7 @@ if __name__ == "__main__":
         known = inspect.signature(expert.policy).parameters
         run.require(not {"state", "action_mask"} & set(known), f"{name} acts by more than an observation alone")
         if not discrete:  # the bounds of the expert's actions; PPO has none: there the environment clips them
-            box = theirs if theirs.is_bounded() else game.unwrapped.action_space
+            box = theirs if theirs.is_bounded() else gym.make(args.env_id).action_space
 
     no_obs = np.empty((0, obs_dim), np.float32)
     actor = Actor(Standardize(no_obs), int(space.n) if discrete else space.shape[0], discrete).to(run.device)

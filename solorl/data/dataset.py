@@ -82,6 +82,7 @@ class Dataset:
     next_obs: np.ndarray  # (n, *obs_shape), at the end of an episode its last observation
     episode: np.ndarray  # (n,) int64, the number of the episode, counted from 0
     cut: np.ndarray = field(default_factory=lambda: np.empty(0, bool))  # (episodes,), the recording ended before it did
+    sha256: Any = field(default_factory=list)  # the `digest` of each folder
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -189,21 +190,20 @@ def read(folder: Path) -> Dataset:
     most = [each["transitions"] * (2 * size + action_size + 32) + about["num_envs"] * size for each in about["pieces"]]
     needed, there = sum(most) / 2**30, machine.memory() / 2**30
     refuse(needed > there, f"{folder} needs {needed:,.1f} GiB of memory, but there are {there:,.1f}")
-    sizes = zip(about["pieces"], most, strict=True)
-    pieces = [_read_piece(folder, *each, about["num_envs"], *spaces) for each in sizes]
+    pieces = [_read_piece(folder, about, *each, *spaces) for each in zip(about["pieces"], most, strict=True)]
     with told(f"the pieces of {folder} do not fit"):
-        data = _joined(pieces)
+        data = replace(_joined(pieces), sha256=[digest(about)])
     _check_numbers(data, folder, spaces[1])
     return data
 
 
-def _read_piece(folder: Path, about: Any, most: int, num_envs: int, *spaces: Any) -> dict[str, np.ndarray]:
-    path = folder / about["file"]
+def _read_piece(folder: Path, about: Any, listed: Any, most: int, *spaces: Any) -> dict[str, np.ndarray]:
+    path, num_envs = folder / listed["file"], about["num_envs"]
     with told(f"{path} cannot be read", lambda error: str(getattr(error, "strerror", None) or reason(error))):
         data = read_regular(path, int(1.1 * most) + HEADERS)
-        if hashlib.sha256(data).hexdigest() != about.get("sha256"):
+        if hashlib.sha256(data).hexdigest() != listed.get("sha256"):
             raise ValueError("it is damaged")
-        row, (obs, action) = (about["transitions"] // num_envs, num_envs), (space.shape for space in spaces)
+        row, (obs, action) = (listed["transitions"] // num_envs, num_envs), (space.shape for space in spaces)
         piece = {"cut": np.zeros(row, bool), **unpacked(data, int(1.1 * most))}
         piece |= {name: as_flags(piece.get(name), name) for name in FLAGS}
         shapes = {**dict.fromkeys(FLAGS, row), "reward": row, "obs": (*row, *obs), "action": (*row, *action)}
@@ -253,20 +253,18 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
 
 def merged(parts: Sequence[Dataset]) -> Dataset:
     """One data set with the episodes of all, in their order."""
-    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "cut")
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    arrays = {x: np.concatenate([getattr(part, x) for part in parts]) for x in (*ARRAYS[:5], "next_obs", "cut")}
     ends = arrays["terminated"] | arrays["truncated"]
-    return Dataset(**arrays, episode=np.cumsum(ends) - ends)
+    return Dataset(**arrays, episode=np.cumsum(ends) - ends, sha256=[x for part in parts for x in part.sha256])
 
 
 def open_datasets(folders: str, env_id: str, envs: Any, empty: bool = False) -> Dataset:
     """The data sets of folders, separated by commas, as one, for a training on `envs`; with `empty` a data set of the
     same shapes without transitions. UsageError unless each is of the environment and of its spaces."""
-    spaces = (envs.single_observation_space, envs.single_action_space)
     if empty:
+        spaces = (envs.single_observation_space, envs.single_action_space)
         obs, action = (np.empty((0, *space.shape), space.dtype) for space in spaces)
-        nothing = np.empty(0, bool)
-        return Dataset(obs, action, np.empty(0, np.float32), nothing, nothing, obs, np.empty(0, np.int64))
+        return Dataset(obs, action, np.empty(0, np.float32), *np.empty((2, 0), bool), obs, np.empty(0, np.int64))  # type: ignore[call-arg]
     refuse(not folders, "--dataset must name a data set, made by solo record or solo dataset")
     parts = [_fitted(path, env_id, envs) for path in map(expanded, folders.split(","))]
     return merged(parts) if len(parts) > 1 else parts[0]
@@ -280,9 +278,8 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     if theirs and theirs.rpartition(":")[2] != env_id.rpartition(":")[2]:  # of `module:Name` it may know the name only
         raise UsageError(f"{path} is of {theirs}: --env-id {theirs}")
     bare, actions = bare_action_space(envs), about.get("action_space")
-    scaled = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and actions != described(ours)
-    bounds = [getattr(space, name).astype(np.float64) for space in (bare, ours) for name in ("low", "high") if scaled]
-    scaled = scaled and actions == described(bare) and bool(np.isfinite(bounds).all())
+    boxes = isinstance(bare, gym.spaces.Box) and bare.shape == ours.shape and bare.is_bounded() and ours.is_bounded()
+    scaled = boxes and described(bare) == actions != described(ours)
     for name, space in (("observation", obs), ("action", bare if scaled else ours)):
         if (found := about.get(f"{name}_space")) != described(space):
             note = "; its actions must be in these bounds, or in those of the environment itself" * (name == "action")
@@ -290,6 +287,6 @@ def _fitted(path: Path, env_id: str, envs: Any) -> Dataset:
     data = read(path)
     if not scaled:  # types are those of the space, whatever the pieces have
         return replace(data, action=data.action.astype(ours.dtype, copy=False))
-    low, high, to, end = bounds
+    low, high, to, end = (x.astype(np.float64) for space in (bare, ours) for x in (space.low, space.high))
     share = np.clip((data.action - low) / np.where(high > low, high - low, 1), 0, 1)
     return replace(data, action=(to + share * (end - to)).astype(ours.dtype))

@@ -34,9 +34,12 @@ def not_finite(tree: Any, name: str = "") -> tuple[str, float] | None:
 
 
 def bare_action_space(envs: Any) -> Any:
-    """The action space of the first of vector environments without the wrappers of `make_env`; of environments that are
-    not made one by one that of `envs`."""
-    return getattr(getattr(envs, "envs", [None])[0], "unwrapped", envs).action_space
+    """The action space of the first of vector environments without the wrappers of `make_env`, but with those of the
+    function that is registered: as `gym.make` gives it. Of environments that are not made one by one that of `envs`."""
+    env = getattr(envs, "envs", [envs])[0]
+    while isinstance(env, gym.Wrapper) and not isinstance(env, gym.wrappers.OrderEnforcing):  # `gym.make` adds that
+        env = env.env
+    return env.action_space
 
 
 def batch_of(space: gym.Space, values: Sequence[Any]) -> Any:
@@ -70,9 +73,8 @@ def wrapper_for(obs: Any, action: Any) -> str:
 def obs_kind(space: Any) -> str:
     """ "vector", "image", "dict", ...: the kind of an observation space."""
     if type(space).__name__ == "Box":
-        if space.shape == ():
-            return "scalar"
-        return "image" if space.dtype == np.uint8 and len(space.shape) == 3 else "vector"
+        image = space.dtype == np.uint8 and len(space.shape) == 3
+        return "scalar" if space.shape == () else "image" if image else "vector"
     return ("empty " if getattr(space, "spaces", None) in ({}, ()) else "") + type(space).__name__.lower()
 
 

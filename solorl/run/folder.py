@@ -75,7 +75,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.kept = Kept()
+        self.kept, self.data = Kept(), dict[str, list[str]]()  # data: what config.json says of the run's data sets
         self.status = ""
         self.problems: dict[str, str] = {}  # what the run has to leave here -> why it could not be written, or ""
         self.metrics: MetricsFile | None = None
@@ -113,7 +113,7 @@ class RunFolder:
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             write_atomically(self.path / script.name, script.read_bytes())  # a resumed run may have a newer version
             if not args.resume:
-                write_config(self.path, circumstances(args, script, device))
+                write_config(self.path, circumstances(args, script, device) | self.data)
             if script not in script_paths().values():
                 note_start(script.absolute())
                 note_start((self.path / script.name).resolve())  # so that the run is played when the script has changed
@@ -130,16 +130,16 @@ class RunFolder:
         """What the command line of a resumed run changes is the run's from now on: the next `--resume` has it, too. So
         is the script: the weights that it trains would be others in its older version."""
         config = config_of(self.path)
-        before, now = config.get("script_sha256"), sha256(script)
-        version = {"script_sha256": [before, now]} if before != now else {}
-        if version:
+        now = {"script_sha256": sha256(script), **self.data}
+        version = {name: [config.get(name), x] for name, x in now.items() if x != config.get(name, x)}
+        if "script_sha256" in version:
             warn(f"{script.name} has changed since the run in {near(self.path)} was started, which has the new one now")
-            config |= {"script_sha256": now, "script_path": str(script.absolute())}
+            now |= {"script_path": str(script.absolute())}
         old = config["args"]
         changed = {k: [old.get(k), x] for k, x in as_written(args).items() if k not in ONCE and x != old.get(k)}
         if changed or version:
             config.setdefault("changes", []).append({"step": step, "args": changed, **version})
-            config["args"] |= {name: value for name, (_, value) in changed.items()}
+            config |= {**now, "args": old | {name: value for name, (_, value) in changed.items()}}
             write_config(self.path, config)
 
     @contextmanager

@@ -95,10 +95,7 @@ class Runs:
 
     def keep(self, address: str) -> Path:
         """See `Run.keep`; all seeds have the same one."""
-        folder = self.runs[0].keep(address)
-        for run in self.runs[1:]:
-            run.folder.kept = self.runs[0].folder.kept
-        return folder
+        return self.runs[0].keep(address)
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
@@ -145,6 +142,7 @@ class Runs:
         if self.play:
             return self.trainings.all(), starts[0]
         for run in active:  # nothing has been written before all fit
+            run.folder.kept, run.folder.data = self.runs[0].folder.kept, self.runs[0].folder.data
             run.begin(starts[0])
         for name in OF_TORCH:
             if getattr(self.args, name) != (default := getattr(RunArgs, name)):

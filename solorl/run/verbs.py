@@ -39,7 +39,7 @@ from solorl.run.load import play_wanted
 from solorl.run.meter import Meter
 from solorl.run.saving import Checkpoints
 from solorl.run.trackers import check_wandb
-from solorl.runfolder import MODEL
+from solorl.runfolder import MODEL, config_of
 from solorl.terminal import Progress, warn
 
 
@@ -140,24 +140,26 @@ class Run:
     @in_one_sentence()
     def dataset(self, folders: str, envs: Any) -> Dataset:
         """The transitions recorded in `folders`, separated by commas (see `Dataset`); none where a run is only played.
-        Ends with one sentence and exit code 2 unless each is a data set of the same environment, with the spaces of
-        `envs`. Before `resume`."""
-        return open_datasets(folders, self.env_id, envs, empty=bool(self.play))
+        Ends with one sentence and exit code 2 unless all are of the environment, with the spaces of `envs`, and those
+        with which a resumed run was started. Before `resume`."""
+        data = open_datasets(folders, self.env_id, envs, empty=bool(self.play))
+        self.folder.data, same = {"dataset_sha256": data.sha256}, self.args.resume and not self.args.resume_changed
+        before = config_of(self.dir).get("dataset_sha256") if data.sha256 and same else None
+        refuse(before not in (None, data.sha256), f"{folders} has changed since the start; --resume-changed allows it")
+        return data
 
     def resume(self, **parts: Any) -> int:
         """Name all that a checkpoint must hold; with `--resume` bring it into the saved state. In all ranks modules
-        begin with the values they have in rank 0.
-        `parts`: see `checkpoint.capture`; replay buffers (see `replay`) are saved with `--save-replay` only. Returns
-        the iteration to start from, in the loop in which the run stopped. Opens the run folder: nothing has been
-        written before."""
+        begin with the values they have in rank 0. `parts`: see `checkpoint.capture`; replay buffers (see `replay`) are
+        saved with `--save-replay` only. Returns the iteration to start from, in the loop in which the run stopped.
+        Opens the run folder: nothing has been written before."""
         start = self.fit(parts)
         if not self.play:
             self.begin(start)
         return start
 
     def reset(self, envs: Any) -> Any:
-        """The first observations (num_envs, *obs_shape): of a reset with seeds no other environment has, or, resumed,
-        those at which the run stopped."""
+        """The first observations (num_envs, *obs_shape): with seeds no other environment has, or those of the stop."""
         if self.checkpoints.resumed:
             return env_state.observations(envs)
         return first_observations(envs, self.args.seed, self.rank * envs.num_envs)  # those of no other rank
@@ -209,16 +211,14 @@ class Run:
         return self.ranks.gather(tensors, dim)
 
     def learned(self, metrics: Mapping[str, Any]) -> None:
-        """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means that the next row
-        of `log` will have."""
+        """Count the metrics of one gradient step (numbers or 0-dimensional tensors) into the means of the next row."""
         self.meter.learned(metrics)
 
     def log(self, global_step: int, metrics: Mapping[str, Any]) -> None:
         """Every `--log-every` steps and in the last iteration: write one row of metrics (numbers or 0-dimensional
         arrays), the means of `learned` and `charts/SPS`, and one line of progress.
 
-        A NaN or infinite value ends the run with exit code 3, a sentence and a snapshot in `crash/`. `global_step`
-        must never be less than before, also in a later loop.
+        NaN or infinity ends the run with a sentence, exit code 3 and a snapshot in `crash/`. `global_step` never falls.
         """
         self._reach(global_step)
         if not (self.meter.is_due("log", self.args.log_every, global_step) or self.meter.is_last):

@@ -190,9 +190,11 @@ def test_all_rounds_are_learned_from(train, batches):
     np.testing.assert_allclose(v["actor"].scale.mean, seen.mean(0), rtol=1e-4)
 
 
-def test_an_expert_that_its_environment_clips_gives_labels_within_bounds(train):
-    folder = expert_folder("--env-id", "Pendulum-v1", "--clipped")
-    v = train("dagger", "--env-id", "Pendulum-v1", "--expert", folder, *words("dagger", 24))
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "turned:Turned-v0"])
+def test_an_expert_that_its_environment_clips_gives_labels_within_bounds(train, env_id):
+    """Those that the registered environment has, whatever it wraps."""
+    folder = expert_folder("--env-id", env_id, "--clipped")
+    v = train("dagger", "--env-id", env_id, "--expert", folder, *words("dagger", 24))
     seen, asked = np.concatenate(v["data"].obs), np.concatenate(v["data"].action)
     expected = np.clip(1.5 * POLICIES["Pendulum-v1"](seen), -1, 1)
     np.testing.assert_allclose(asked, expected, atol=1e-6)

@@ -1,6 +1,7 @@
 """IQL in JAX: a whole update against the torch twin, its data, and that it plays without them."""
 
 import copy
+import json
 import shutil
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from conftest import copy_layers, definitions, linear_layers, rows
 from recorded import recorded
 
 import solorl
+from solorl.data.dataset import read
 from solorl.run.trainings import Trainings
 
 JAX, TORCH = definitions("iql_jax"), definitions("iql")
@@ -149,6 +151,8 @@ def test_the_policy_plays_without_the_data(train, tmp_path, solo):
     for run, training in zip(v["run"].runs, v["training"], strict=True):
         np.testing.assert_allclose(solorl.load(run.dir)(obs), v["act"](training.learner.actor, obs), atol=1e-6)
         np.testing.assert_array_equal(training.learner.actor["mean"], v["setup"].mean)
+        config = json.loads((run.dir / "config.json").read_text())
+        assert config["dataset_sha256"] == read(recorded("Pendulum-v1")).sha256
         rates = {row["global_step"]: row["charts/learning_rate"] for row in rows(run.dir, "charts/learning_rate")}
         cosines = {step: 1.5e-4 * (1 + np.cos(np.pi * (step - 1) / 100)) for step in (50, 100)}
         assert rates == pytest.approx(cosines, rel=1e-3)

@@ -1,6 +1,7 @@
 """The offline family: what is learned from of a data set, formulas by hand, learning from little data sets."""
 
 import dataclasses
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from recorded import recorded
 from safetensors.numpy import load_file
 
 import solorl
-from solorl.data.dataset import read
+from solorl.data.dataset import digest, read, read_about
 
 SHORT = "--total-timesteps 30 --batch-size 8 --eval-every 0 --eval-episodes 1".split()
 NAMES = ["bc", "td3_bc", "rebrac", "awac", "edac", "fql"]
@@ -131,6 +132,33 @@ def test_a_wrong_data_set_is_refused_in_one_sentence(name, train, tmp_path):
     assert "error: --dataset must name a data set" in train.out
     train(name, "--env-id", "Pendulum-v1", "--dataset", recorded("CartPole-v1"), *SHORT, code=2)
     assert "is of CartPole-v1" in train.out and train.out.count("\n") == 1
+
+
+def test_a_resumed_run_refuses_other_data_in_the_same_folder(train, tmp_path):
+    """Unless it is told to take them; then they are the run's. Runs of older versions do not know what they had."""
+    place, first, second = tmp_path / "data", recorded("CartPole-v1"), recorded("CartPole-v1", steps=40)
+    digests = [[digest(read_about(folder))] for folder in (first, second)]
+    shutil.copytree(first, place)
+    run_dir = train("bc", "--env-id", "CartPole-v1", "--dataset", place, *SHORT)["run"].dir
+    about = run_dir / "config.json"
+    config = json.loads(about.read_text())
+    assert config["dataset_sha256"] == digests[0]
+    train("bc", "--resume", run_dir)
+    assert json.loads(about.read_text()) == config
+    shutil.rmtree(place)
+    shutil.copytree(second, place)
+    train("bc", "--resume", run_dir, code=2)
+    assert f"{place} has changed" in train.out and train.out.count("\n") == 1
+    assert json.loads(about.read_text()) == config
+    train("bc", "--resume", run_dir, "--resume-changed")
+    now = json.loads(about.read_text())
+    assert now == config | {"dataset_sha256": digests[1], "changes": now["changes"]}
+    assert now["changes"] == [{"step": 30, "args": {}, "dataset_sha256": digests}]
+    train("bc", "--resume", run_dir)
+    about.write_text(json.dumps({name: value for name, value in now.items() if name != "dataset_sha256"}))
+    train("bc", "--resume", run_dir)
+    both = train("bc", "--env-id", "CartPole-v1", "--dataset", f"{first},{second}", *SHORT)
+    assert json.loads((both["run"].dir / about.name).read_text())["dataset_sha256"] == [*digests[0], *digests[1]]
 
 
 # ---------------------------------------------------------------------- behaviour cloning

@@ -13,6 +13,7 @@ from conftest import ROOT, definitions, refused
 
 from solorl.cli import dataset
 from solorl.data.dataset import Writer, open_datasets, read
+from solorl.envs.spaces import bare_action_space
 from solorl.envs.vector import VectorEnvs
 from solorl.lab.datasets import exchange
 from solorl.lab.datasets.recording import Recording
@@ -461,6 +462,20 @@ def test_actions_in_the_bounds_of_the_environment_are_scaled_as_make_env_does(tm
         exchange.UsageError, match="its actions must be in these bounds, or in those of the environment"
     ):
         open_datasets(str(folder), "Pendulum-v1", clipped)
+
+
+def test_the_bounds_of_an_environment_are_those_of_its_registered_function(tmp_path):
+    """Which may wrap another one; what `make_env` wraps around it does not count."""
+    space, zeros, env_id = gym.make("turned:Turned-v0").action_space, np.zeros((3, 1)), "turned:Turned-v0"
+    writer = Writer(tmp_path / "data")
+    writer.open({"env_id": env_id, "num_envs": 1}, (gym.make(env_id).observation_space, space))
+    obs, action = np.zeros((3, 1, 3), np.float32), np.array([[[0.0]], [[2.5]], [[5.0]]], np.float32)
+    ends = {"terminated": zeros, "truncated": zeros, "final_obs": obs[:0, 0], "after": obs[0]}
+    writer.add({"obs": obs, "action": action, "reward": zeros, **ends})
+    envs = VectorEnvs([lambda: definitions("td3_bc")["make_env"](env_id)])
+    assert open_datasets(str(tmp_path / "data"), env_id, envs).action.tolist() == [[-1], [0], [1]]
+    clipped = VectorEnvs([lambda: gym.wrappers.ClipAction(gym.make(env_id))])  # as of PPO, which `solo record` plays
+    assert bare_action_space(clipped) == bare_action_space(envs) == space
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float32])

@@ -48,6 +48,7 @@ def aim(obs, rng=None):
 POLICIES = {
     "CartPole-v1": balance,
     "Pendulum-v1": swing,
+    "turned:Turned-v0": swing,
     "probes:ActionMustMatch-v0": match,
     "probes_offpolicy:AimWhereSeen-v0": aim,
 }
