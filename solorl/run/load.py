@@ -28,7 +28,7 @@ from solorl.envs.ids import is_board
 from solorl.envs.returns import means
 from solorl.envs.spaces import as_arrays
 from solorl.envs.surroundings import undisturbed
-from solorl.errors import UsageError, missing_extra, refuse
+from solorl.errors import UsageError, missing_extra, refuse, told
 from solorl.files import is_plain_name, missing
 from solorl.run.evaluation import MakeEnv, Policy, interval, open_game, open_games, play_episodes
 from solorl.run.pictures import film_to
@@ -59,8 +59,8 @@ class LoadedPolicy:
     sampler: Policy | None = None  # the stochastic policy, where the script hands one to `run.close`
 
     def __call__(self, obs: Any, *memory: Any, **given: Any) -> Any:
-        """The greedy actions for a batch of observations; ValueError where `obs` is not a batch. `given`: what the
-        policy takes by name, such as `action_mask` (n, num_actions)."""
+        """The greedy actions for a batch of observations; UsageError where it cannot act on them, as on one without
+        the axis of a batch. `given`: what the policy takes by name, such as `action_mask` (n, num_actions)."""
         return _actions(self.policy, obs, *memory, **given)
 
     def sample(self, obs: Any, *memory: Any, **given: Any) -> Any:
@@ -81,9 +81,9 @@ class LoadedPolicy:
 def _actions(policy: Policy, obs: Any, *memory: Any, **given: Any) -> Any:
     """The actions of a policy as arrays, with its memory where it has one."""
     obs = as_arrays(obs)
-    if getattr(obs, "ndim", 1) == 0:
-        raise ValueError("policy(obs) takes a batch (n, *obs_shape); for one observation: policy(obs[None])[0]")
-    result = policy(obs, *memory, **given)
+    how = "a policy takes a batch (n, *obs_shape), so one observation as policy(obs[None])[0], and cannot act on"
+    with told(f"{how} {getattr(obs, 'shape', 'these')}"):
+        result = policy(obs, *memory, **given)
     return (as_arrays(result[0]), result[1]) if memory else as_arrays(result)
 
 

@@ -101,9 +101,10 @@ def test_make_env_takes_the_words_of_gymnasium(ppo):
     assert env.render().ndim == 3
 
 
-def test_one_observation_without_a_batch_is_told(ppo):
-    with pytest.raises(ValueError, match=re.escape("policy(obs[None])[0]")):
-        solorl.load(ppo["run"].dir)(np.float32(1.0))
+@pytest.mark.parametrize("obs", [np.float32(1.0), np.zeros(4, np.float32), [0.0] * 4, np.zeros((1, 3), np.float32)])
+def test_observations_without_a_batch_or_of_another_shape_are_told(ppo, obs):
+    with pytest.raises(UsageError, match=re.escape("policy(obs[None])[0]")):
+        solorl.load(ppo["run"].dir)(obs)
 
 
 # ---------------------------------------------------------------------- who plays and who trains
