@@ -315,6 +315,7 @@ def test_learns_pendulum(name, train):
     steps = 6000 if name in ("tqc", "crossq") else 4000
     flags = f"--total-timesteps {steps} --learning-starts 1000 --eval-every 0 --eval-episodes 20".split()
     utd = ["--utd-ratio", "2", "--policy-frequency", "2"] if name in ("redq", "droq") else []
+    utd += ["--num-critics", "4"] if name == "redq" else []
     v = train(name, "--env-id", "Pendulum-v1", *flags, *utd)
     assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -250
     assert comparable(v["run"].dir)
