@@ -159,7 +159,7 @@ class Run:
         return start
 
     def reset(self, envs: Any) -> Any:
-        """The first observations (num_envs, *obs_shape): with seeds no other environment has, or those of the stop."""
+        """The first observations (num_envs, *obs_shape), of seeds no other environment has; resumed: the last ones."""
         if self.checkpoints.resumed:
             return env_state.observations(envs)
         return first_observations(envs, self.args.seed, self.rank * envs.num_envs)  # those of no other rank
