@@ -74,6 +74,14 @@ def check(site, folder, whole):
     return pages
 
 
+@pytest.mark.parametrize("page", sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "algorithms").rglob("*.md")]))
+def test_every_picture_has_a_command_that_makes_it_again(page):
+    """Without it the site cannot be built."""
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        name = (page.parent / picture).resolve().relative_to(ROOT).as_posix()
+        assert [command for start, command in make_site.COMMANDS if name.startswith(start)], name
+
+
 @pytest.fixture(scope="module")
 def part(tmp_path_factory):
     """A part of the site, without charts, whose data take seconds."""

@@ -42,10 +42,16 @@ ADDRESSES = {
 # Picture of the repository -> the command that makes it again.
 COMMANDS = (
     ("docs/curves/", "python docs/results.py"),
+    ("docs/results/costs.png", "python benchmark/costs.py"),
     ("docs/results/", "python docs/results.py"),
+    ("docs/search_tree.svg", "python benchmark/search_tree.py"),
     ("docs/terminal.svg", "python docs/terminal.py"),
     ("docs/learning_curve.png", "python docs/terminal.py"),
     ("docs/lunarlander.gif", "python docs/film.py lunarlander runs/LunarLander-v3__ppo__1__*"),
+    (
+        "docs/connect_four.gif",
+        "python docs/film.py connect_four runs/games_ConnectFour-v0__alphazero_jax__1__* --seed 3",
+    ),
     ("benchmark/reports/classic/", "solo report benchmark/results/classic --out benchmark/reports/classic"),
 )
 NAVIGATION = [
