@@ -39,9 +39,11 @@ DQNS = "dqn dqn_jax c51 c51_jax double_dqn dueling_dqn d3qn ez_greedy_dqn"
 LONG = "BipedalWalker-v3 HalfCheetah-v5 Hopper-v5 LunarLanderContinuous-v3"
 HALFCHEETAH, HOPPER, PENDULUM = (f"--env-ids {env} --methods" for env in "HalfCheetah-v5 Hopper-v5 Pendulum-v1".split())
 SHORT = " ".join(f"'{name} medium short'" for name in ("bc", "td3_bc", "iql", "awac", "rebrac"))
+NEWER = "'bc medium newer short' 'td3_bc medium newer short' 'fql medium newer short'"
 # What learned from the same data, by marker.
 DATA_SETS = {
     "medium": f"{HALFCHEETAH} 'bc medium' 'td3_bc medium'",
+    "medium-newer-short": f"{HALFCHEETAH} {NEWER}",
     "medium-short": f"{HALFCHEETAH} {SHORT} --baseline 'bc medium short'",
     "medium-replay-short": f"{HALFCHEETAH} 'bc medium-replay short' 'td3_bc medium-replay short'",
     "medium-expert": f"{HALFCHEETAH} 'bc medium-expert short' 'bc medium-expert top short'",

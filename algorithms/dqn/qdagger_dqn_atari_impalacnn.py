@@ -321,7 +321,8 @@ if __name__ == "__main__":
         run.require(teacher.score > 0, f"{name} must have scored more than 0: the student's score is divided by it")
         game = teacher.make_env()
         equal = (game.observation_space, game.action_space) == (envs.single_observation_space, envs.single_action_space)
-        run.require(equal, f"{name} has the observation space {game.observation_space}, or other actions")
+        mine = f"{envs.single_observation_space} and {envs.single_action_space}"
+        run.require(equal, f"{name} has the spaces {game.observation_space} and {game.action_space}, not {mine}")
         teacher.models["q_network"].to(run.device)
 
     q_network = QNetwork(num_actions).to(run.device)

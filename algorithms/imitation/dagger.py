@@ -175,7 +175,8 @@ if __name__ == "__main__":
         theirs = game.action_space
         equal = theirs == space if discrete else isinstance(theirs, gym.spaces.Box) and theirs.shape == space.shape
         equal = equal and game.observation_space == envs.single_observation_space
-        run.require(equal, f"{name} has the observation space {game.observation_space}, or other actions")
+        mine = f"{envs.single_observation_space} and {space}"
+        run.require(equal, f"{name} has the spaces {game.observation_space} and {theirs}, not {mine}")
         known = inspect.signature(expert.policy).parameters
         run.require(not {"state", "action_mask"} & set(known), f"{name} acts by more than an observation alone")
         if not discrete:  # the bounds of the expert's actions; PPO has none: there the environment clips them

@@ -48,10 +48,7 @@ COMMANDS = (
     ("docs/terminal.svg", "python docs/terminal.py"),
     ("docs/learning_curve.png", "python docs/terminal.py"),
     ("docs/lunarlander.gif", "python docs/film.py lunarlander runs/LunarLander-v3__ppo__1__*"),
-    (
-        "docs/connect_four.gif",
-        "python docs/film.py connect_four runs/games_ConnectFour-v0__alphazero_jax__1__* --seed 3",
-    ),
+    ("docs/connect_four.gif", "python docs/film.py connect_four runs/*ConnectFour*alphazero_jax__1__* --seed 3"),
     ("benchmark/reports/classic/", "solo report benchmark/results/classic --out benchmark/reports/classic"),
 )
 NAVIGATION = [

@@ -14,6 +14,7 @@ from solorl.scripts import not_for
 
 FILES = {each.name: each for each in header.scripts() if each.framework == "torch"}
 PIXELS = [name for name, each in FILES.items() if each.spaces.startswith("image ->")]
+IMAGES = {each.spaces for each in FILES.values() if each.spaces.startswith("image -> discrete")}
 VECTORS = [name for name, each in FILES.items() if each.spaces == "vector -> discrete"]
 
 
@@ -47,11 +48,15 @@ FIRST = {"ppo", "ppo_lstm", "ppo_jax", "dqn", "sac_discrete", "pqn"}
 
 @pytest.mark.parametrize("name", [x if x in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in VECTORS])
 def test_vector_files_refuse_images(name, train, tmp_path):
-    """They name a file of their family that takes images."""
-    sentence, use = refused(train, tmp_path, name, "ALE/Pong-v5"), not_for(FILES[name].fields)["Atari games"]
-    assert sentence.endswith(f"has image observations, but {name}.py takes vector observations; use {use}\n")
-    other = FILES[use.removesuffix(".py")]
-    assert other.spaces.startswith("image -> discrete") and other.family == FILES[name].family
+    """They name a file that takes images: that of their header, of their own family where it has one."""
+    sentence, images = refused(train, tmp_path, name, "ALE/Pong-v5"), f"{name}.py takes vector observations; use "
+    start, use = sentence.split(images)
+    assert start.endswith("has image observations, but ")
+    other = FILES[use.removesuffix(".py\n")]
+    assert other.spaces.startswith("image -> discrete")
+    siblings = [each for each in FILES.values() if each.family == FILES[name].family and each.spaces in IMAGES]
+    assert other in siblings or not siblings
+    assert f"{other.name}.py" == not_for(FILES[name].fields).get("Atari games", f"{other.name}.py")
 
 
 def slow(*names):

@@ -412,7 +412,8 @@ def test_a_script_that_is_trusted_may_teach_if_its_spaces_fit(train, tmp_path):
     train(NAME, "--resume", run_dir, code=2)  # although config.json says that the script was to be trusted
     assert "then add --trust-script" in train.out and not mark.exists()
     short(train, "--trust-script", teacher=change(folder), code=2)
-    assert "has the observation space Box(0, 255, (3, 84, 84), uint8), not Box(0, 255, (4," in train.out
+    spaces = [f"Box(0, 255, ({images}, 84, 84), uint8) and Discrete(3)" for images in (3, 4)]
+    assert f"has the spaces {spaces[0]}, not {spaces[1]}" in train.out
 
 
 @pytest.mark.slow

@@ -206,8 +206,8 @@ def test_the_phases_one_after_the_other(scripted):
 @pytest.mark.slow
 def test_a_life_lost_in_the_step_of_the_time_limit_ends_the_return(scripted, monkeypatch):
     monkeypatch.setattr(Script, "last_lives", 4)
-    training, iterate = scripted()
-    replay = jax.jit(iterate)(training)[0].teacher_replay
+    training, teach, *_ = scripted()
+    replay = jax.jit(teach)(training)[0].teacher_replay
     done = np.asarray(replay.done)[np.flatnonzero(replay.back)].reshape(6, 2).astype(int)
     assert done.tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0], [1, 1]]
 
