@@ -10,7 +10,7 @@ Paper     Yu et al. 2021, https://arxiv.org/abs/2103.01955; PPO: Schulman et al.
 Run       solo train mappo_rnn --env-id team/simple_spread_v3
 Spaces    vector -> discrete, of each agent
 Differs   from mappo.py: actor and critic remember what they saw in a game, each with a GRU of its own for every agent;
-          minibatches are rollouts of some games, in their order
+          minibatches are rollouts of some games, in their order, for half as many epochs
 Not for   one agent: ppo_lstm.py; Atari games of several agents: ppo_pettingzoo_atari.py; observations that show all
           that matters: mappo.py; continuous actions: maddpg.py
 Details   docs/algorithms/mappo_rnn.md
@@ -37,7 +37,7 @@ class Args(RunArgs):
     num_steps: int = 32  # length of a rollout in each environment
     common_reward: bool = True  # every agent learns from the sum of all rewards, until it leaves
     num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 10  # epochs per rollout
+    update_epochs: int = 5  # epochs per rollout
     learning_rate: float = 2e-3  # learning rate of Adam
     anneal_lr: bool = True  # anneal the learning rate linearly towards 0
     norm_rate: float = 0.1  # smallest weight of a rollout in the statistics of returns (0: all are equal), from 0 to 1
