@@ -309,13 +309,13 @@ def test_bad_numbers_are_refused(train):
     assert "--subset-size 11 must be at most --num-critics 10" in train.out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_learns_pendulum(name, train):
-    steps = 6000 if name in ("tqc", "crossq") else 4000
-    flags = f"--total-timesteps {steps} --learning-starts 1000 --eval-every 0 --eval-episodes 20".split()
+@pytest.mark.parametrize("name", [SCRIPTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:])])
+def test_learns_to_return_to_zero_at_once(name, train):
+    """Without actions the return is -3.3 on average, with the best ones 0, with random ones far less."""
+    flags = "--total-timesteps 1000 --learning-starts 200 --batch-size 64 --gamma 0.9".split()
+    rates = [] if name == "crossq" else ["--policy-lr", "0.001", "--q-lr", "0.001"]
     utd = ["--utd-ratio", "2", "--policy-frequency", "2"] if name in ("redq", "droq") else []
     utd += ["--num-critics", "4"] if name == "redq" else []
-    v = train(name, "--env-id", "Pendulum-v1", *flags, *utd)
-    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -250
-    assert comparable(v["run"].dir)
+    flags += ["--env-id", "probes_offpolicy:Regulator-v0", "--eval-every", "0", "--eval-episodes", "50"]
+    v = train(name, *flags, *rates, *utd)
+    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.6

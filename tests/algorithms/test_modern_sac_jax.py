@@ -326,12 +326,12 @@ def test_saved_models_of_crossq_hold_the_running_statistics(train, solo):
     flags = "--env-id Pendulum-v1 --total-timesteps 3000 --learning-starts 500 --num-seeds 2 --width 64".split()
     v = train("crossq_jax", *flags, "--eval-every", 0, "--eval-episodes", 10)
     for i, run in enumerate(v["run"].runs):
-        saved, net = load_file(run.dir / "model_last.safetensors"), v["run"].training(i, "learner.actor")
+        saved, net = load_file(run.dir / "model_last.safetensors"), v["run"].trainings.of(i, "learner.actor")
         np.testing.assert_array_equal(saved["actor.running.0.mean"], net.running[0].mean)
         np.testing.assert_array_equal(saved["actor.running.2.var"], net.running[2].var)
         assert saved["actor.layers.0.weight"].shape == (3, 256) and saved["actor.running.1.batches"] > 800
         assert rows(run.dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -500
-    means = [v["run"].training(i, "learner.actor").running[1].mean for i in range(2)]
+    means = [v["run"].trainings.of(i, "learner.actor").running[1].mean for i in range(2)]
     assert not np.array_equal(*means)
     code, out, err = solo("play", v["run"].runs[1].dir, "--episodes", 5)
     assert code == 0 and "over 5 greedy episodes" in out, out + err

@@ -395,7 +395,7 @@ def test_plot_draws_the_picture_again_with_every_evaluation(train, solo, monkeyp
 
     def draw(*words):
         with monkeypatch.context() as patch:
-            patch.setattr(figures, "_write", lambda figure, path, kinds: drawn.append((figure, path, kinds)))
+            patch.setattr(figures, "save", lambda figure, path, kinds: drawn.append((figure, path, kinds)))
             assert solo(*words)[0] == 0
         return True, ""
 
