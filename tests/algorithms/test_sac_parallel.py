@@ -250,7 +250,7 @@ def test_two_explorers_have_random_numbers_of_their_own():
         explorer = SAC["Explorer"](args, 2, 3, 2)
         explorer.obs[:] = 0  # the same for both
         actions.append(explorer.rollout(SAC["get_weights"](explorer.actor))[0].action)
-    assert (np.abs(actions[0] - actions[1]) > 1e-3).all()
+    assert (np.abs(actions[0] - actions[1]) > 1e-6).all()  # independent draws are once in a million nearer
 
 
 def test_a_dead_explorer_is_asked_again(train, later):
