@@ -521,6 +521,14 @@ def learn(train, name, probe, *flags):
     return train(name, "--env-id", env_id, *FAST.split(), *plumbing, *RATES[name], *flags)
 
 
+def regulated(train, name, *flags):
+    """The return of what `name` has learned in 1,000 steps on Regulator: without actions -3.3 on average, with the best
+    ones 0, with random ones far less."""
+    words = "--total-timesteps 1000 --learning-starts 200 --batch-size 64 --gamma 0.9 --eval-every 0 --eval-episodes 50"
+    v = train(name, "--env-id", "probes_offpolicy:Regulator-v0", *words.split(), *flags)
+    return rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"]
+
+
 def critic_at(v, obs):
     """The first critic's value of the greedy action."""
     obs = torch.tensor([[float(obs)]])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, definitions, documented_keys, drop_last_checkpoint, rows
-from test_actor_critic import SMALL, random_batch, weights
+from test_actor_critic import SMALL, random_batch, regulated, weights
 
 import solorl
 
@@ -324,10 +324,6 @@ def test_a_width_that_does_not_divide_is_refused(name, factor, train):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["inter_sac", "mod_sac", "basic_ac", "inter_ac"])
 def test_learns_to_return_to_zero_at_once(name, train):
-    """Without actions the return is -3.3 on average, with the best ones 0, with random ones far less."""
-    flags = "--total-timesteps 1000 --learning-starts 200 --batch-size 64 --gamma 0.9".split()
-    flags += ["--policy-lr", "0.001", "--q-lr", "0.001"] if name == "mod_sac" else ["--learning-rate", "0.001"]
-    flags += [] if name == "basic_ac" else ["--width", "64"]
-    flags += ["--env-id", "probes_offpolicy:Regulator-v0", "--eval-every", "0", "--eval-episodes", "50"]
-    v = train(name, *flags)
-    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.6
+    rates = ["--policy-lr", "0.001", "--q-lr", "0.001"] if name == "mod_sac" else ["--learning-rate", "0.001"]
+    width = [] if name == "basic_ac" else ["--width", "64"]
+    assert regulated(train, name, *rates, *width) > -0.6

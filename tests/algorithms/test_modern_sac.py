@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import comparable, definitions, drop_last_checkpoint, rows
-from test_actor_critic import SMALL, random_batch, weights
+from conftest import comparable, definitions, drop_last_checkpoint
+from test_actor_critic import SMALL, random_batch, regulated, weights
 
 TQC, REDQ, DROQ = definitions("tqc"), definitions("redq"), definitions("droq")
 CROSSQ, NSTEP = definitions("crossq"), definitions("sac_nstep")
@@ -311,11 +311,7 @@ def test_bad_numbers_are_refused(train):
 
 @pytest.mark.parametrize("name", [SCRIPTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:])])
 def test_learns_to_return_to_zero_at_once(name, train):
-    """Without actions the return is -3.3 on average, with the best ones 0, with random ones far less."""
-    flags = "--total-timesteps 1000 --learning-starts 200 --batch-size 64 --gamma 0.9".split()
     rates = [] if name == "crossq" else ["--policy-lr", "0.001", "--q-lr", "0.001"]
     utd = ["--utd-ratio", "2", "--policy-frequency", "2"] if name in ("redq", "droq") else []
     utd += ["--num-critics", "4"] if name == "redq" else []
-    flags += ["--env-id", "probes_offpolicy:Regulator-v0", "--eval-every", "0", "--eval-episodes", "50"]
-    v = train(name, *flags, *rates, *utd)
-    assert rows(v["run"].dir, "eval/episodic_return")[-1]["eval/episodic_return"] > -0.6
+    assert regulated(train, name, *rates, *utd) > -0.6
