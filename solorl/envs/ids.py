@@ -43,11 +43,9 @@ OTHERS = {
     "mjx/*": ("solorl.envs.mjx", "mujoco.mjx"),
     "envpool/*": ("solorl.envs.envpool_env", "envpool"),
     **dict.fromkeys(("ALE/*", "*NoFrameskip-v*"), ("ale_py",) * 2),
-    **dict.fromkeys(
-        "Fetch* HandReach* HandManipulate* AntMaze* PointMaze* Adroit*".split(), ("gymnasium_robotics",) * 2
-    ),
+    **dict.fromkeys("Fetch* Hand* AntMaze* PointMaze* Adroit*".split(), ("gymnasium_robotics",) * 2),
     **dict.fromkeys(("MiniGrid-*", "BabyAI-*"), ("minigrid",) * 2),
-    "MinAtar/*": ("minatar",) * 2,
+    "MinAtar/*": ("minatar.gym", "minatar"),
     "dm_control/*": ("shimmy",) * 2,
 }
 FAMILIES: dict[str, tuple[str, ...]] = GAMES | OTHERS
@@ -97,7 +95,9 @@ def _register(env_id: str, typed: bool) -> None:
             family = "pettingzoo" if registers == "solorl.envs.pettingzoo" else package  # one extra brings all of it
             raise UsageError(needs_extra(env_id, BRINGS[family]))
         if all(map(_is_there, packages)):
-            importlib.import_module(registers)
+            module = importlib.import_module(registers)
+            if registers == "minatar.gym" and "MinAtar/Breakout-v1" not in gym.registry:
+                module.register_envs()  # its entry point, of which Gymnasium calls none since 1.0
 
 
 def _import_module_of(env_id: str, module: str, typed: bool) -> None:

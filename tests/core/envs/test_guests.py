@@ -472,3 +472,11 @@ def test_refusals_look_at_observations_and_actions(name, obs, action, said, not_
     train(name, "--env-id", "Of-v0", *flags, code=2)
     assert said in train.out and not_said not in train.out and train.out.count("\n") == 1
     assert not Path("runs").exists()
+
+
+def test_minatar_of_its_authors_is_found(train):
+    """Its package registers nothing when it is imported, and Gymnasium no longer calls its entry point."""
+    v = train("ppo", "--env-id", "MinAtar/Breakout-v1", *PPO, "256")
+    assert v["envs"].single_observation_space.shape == (10, 10, 4) and v["envs"].single_action_space.n == 3
+    games = [step["charts/episodic_return"] for step in rows(only_run()) if "charts/episodic_return" in step]
+    assert len(games) > 10 and max(games) > 0
