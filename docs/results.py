@@ -29,7 +29,7 @@ import pages  # noqa: E402
 RESULTS, SPEED, ALGORITHMS, PROOF = "docs/results.md", "docs/speed.md", "algorithms/README.md", "docs/proof.md"
 FAMILIES = "ppo dqn actor_critic pqn multi_agent offline goals streaming evolution imitation language planning".split()
 LOGS = [f"docs/results/{family}.md" for family in FAMILIES]
-PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, _, _, IMITATION, LANGUAGE, PLANNING = LOGS
+PPO, DQN, ACTOR_CRITIC, PQN, MULTI_AGENT, OFFLINE, GOALS, STREAMING, _, IMITATION, LANGUAGE, PLANNING = LOGS
 CLASSIC, JAX = "benchmark/results/classic", "benchmark/results/jax"
 CONTINUOUS, OFF_POLICY_RUNS = "benchmark/results/ppo_continuous", "benchmark/results/actor_critic"
 NAME = "ppo_continuous_action"
@@ -214,8 +214,7 @@ def qdagger():
     """Evaluations of the student and of scratch on the pixel probe, by steps of their own: the student's first 1,000
     are the teacher's and those of learning from them. An evaluation comes with the next of their iterations of 4."""
     runs, _ = read_all([ROOT / "benchmark/results/qdagger"])
-    every = 250
-    columns = range(0, 1001, every)
+    every, columns = 250, range(0, 1001, 250)
     head = f"| method | seed | {' | '.join(f'{step:,}' for step in columns)} |"
     lines = [head, "|---|---:|" + "---:|" * len(columns)]
     for run in sorted(runs, key=lambda run: (run.variant != "student", run.seed)):
