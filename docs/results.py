@@ -120,6 +120,7 @@ SPEEDS = [
     (ACTOR_CRITIC, "parallel-speed", "parallel_speed", "parallel"),
     (MULTI_AGENT, "speed", "teams_speed", "teams"),
     (OFFLINE, "speed", "offline_speed", "offline"),
+    (STREAMING, "speed", "streaming_speed", "streaming"),
 ]
 
 # Page with results of a family -> the folders of its runs in benchmark/results

@@ -95,16 +95,10 @@ def process_start(pid: int) -> str | None:
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
-        state, _, start = _ps(pid, "state=,lstart=").partition(" ")
-        return None if state[:1] in ("", "Z") else "-".join(start.split())
+        words = ["ps", "-o", "state=,lstart=", "-p", str(pid)]  # of other systems
+        said = subprocess.run(words, capture_output=True, text=True).stdout.split()
+        return None if not said or said[0][0] == "Z" else "-".join(said[1:])
     return None if fields[0] in "ZX" else fields[19]
-
-
-def _ps(pid: int, columns: str) -> str:
-    """What `ps` says about a process, on systems without /proc."""
-    with contextlib.suppress(OSError):
-        return subprocess.run(["ps", "-o", columns, "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return ""
 
 
 def no_display() -> bool:

@@ -21,8 +21,7 @@ EVERY = 10.0  # seconds between lines of progress where no line can be renewed
 
 def has_colors(file: Any) -> bool:
     """Whether what is written to `file` may be coloured."""
-    forced = os.environ.get("FORCE_COLOR", "0") not in ("", "0")
-    return not os.environ.get("NO_COLOR") and (forced or renews(file))
+    return not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR", "0") not in ("", "0") or renews(file))
 
 
 def renews(file: Any) -> bool:

@@ -94,7 +94,7 @@ def tanh_mlp(*sizes, gain):
 class Agent(nn.Module):
     def __init__(self, obs_dim, sizes):  # sizes: number of choices of each part of an action
         super().__init__()
-        self.sizes = sizes
+        self.sizes = tuple(sizes)
         self.actor = tanh_mlp(obs_dim, 64, 64, sum(sizes), gain=0.01)
         self.critic = tanh_mlp(obs_dim, 64, 64, 1, gain=1.0)
 

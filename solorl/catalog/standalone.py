@@ -81,8 +81,7 @@ def standalone(path: Path, name: str) -> str:
     lacking = [verb for verb in ONLY_OURS if f"{verb}(" in text] + ["opponents"] * (facts_of(path).env_kind == "board")
     if lacking:
         raise UsageError(f"{path.name} cannot stand alone: the library alone has {lacking[0]}")
-    body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    last = body[-1].end_lineno or 0
+    last = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))][-1].end_lineno or 0
     imports, code = stub_parts([alias.name for alias in ours.names])
     missing = [line for line in imports if line not in lines]
     before, after = lines[: ours.lineno - 1], lines[ours.end_lineno : last]

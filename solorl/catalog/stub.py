@@ -159,8 +159,7 @@ class Run:
             over, total, state = False, 0.0, None
             while not over:
                 memory = (state, np.array([state is None])) if "state" in known else ()
-                masks = {"action_mask": masks_in(infos)} if "action_mask" in known else {}
-                action = policy(obs, *memory, **masks)
+                action = policy(obs, *memory, **({"action_mask": masks_in(infos)} if "action_mask" in known else {}))
                 action, state = action if memory else (action, None)
                 obs, reward, terminated, truncated, infos = envs.step(np.asarray(action))
                 over, total = terminated[0] or truncated[0], total + float(reward[0])

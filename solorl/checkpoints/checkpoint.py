@@ -115,6 +115,9 @@ def restore(part: Any, tree: Any) -> list[str]:
             group.update(kept)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         part.load_state_dict(tree)
+        if hasattr(part, "get_last_lr"):  # a scheduler of torch does not set the learning rate that it was at
+            for group, rate in zip(part.optimizer.param_groups, part.get_last_lr(), strict=True):
+                group["lr"] = rate
     elif env_state.is_vector_env(part):
         return env_state.restore(part, tree)
     elif isinstance(part, SimpleNamespace):

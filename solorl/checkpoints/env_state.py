@@ -149,8 +149,7 @@ def restore(envs: Any, tree: dict[str, Any]) -> list[str]:
         return [f"the state of {type(envs).__name__} cannot be saved, so its running episodes restart"]
     if len(tree["envs"]) != envs.num_envs:
         raise ValueError(f"there were {len(tree['envs'])} environments, not {envs.num_envs}")
-    came_back = _each(envs, _bring_back, tree["envs"])
-    envs._restarted = restarted = [i for i, back in enumerate(came_back) if not back]
+    envs._restarted = restarted = [i for i, back in enumerate(_each(envs, _bring_back, tree["envs"])) if not back]
     if isinstance(envs, gym.vector.SyncVectorEnv):
         envs._env_obs = [env.obs for env in envs.envs]  # type: ignore[attr-defined]
         envs._autoreset_envs = np.array(tree["autoreset"], bool).reshape(envs.num_envs)

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     for path in (folder, Path(where)):
         refuse(path.exists() and not path.is_dir(), f"solo bench: {path} is a file, but should be a folder")
     refuse(args.until and not local, "solo bench: --until is for this machine; on a cluster --time limits each run")
-    until, tasks = read_time(args.until) if args.until else 0.0, {task.id: task for task in plan.tasks}
+    until, tasks = 0.0 if args.until is None else read_time(args.until), {task.id: task for task in plan.tasks}
     refuse(args.dry_run and local and "://" in where, "solo bench: --dry-run prints commands for folders, not buckets")
     if args.dry_run and local:
         dry_run(Study(Folder(Path(where)), plan.name, tasks), plan.tasks)
@@ -253,8 +253,7 @@ def look_after(argv: Sequence[str]) -> int:
         if verb == "status":
             return status(study, tasks, args.json)
         if verb == "cancel":
-            study.cancel(tasks)
-            say(f"cancelled; what runs saves and stops within {study.lease / 4:.0f} seconds")
+            say(f"{study.cancel(tasks)} cancelled; what runs saves and stops within {study.lease / 4:.0f} seconds")
         elif verb == "retry":
             say(f"{study.retry(tasks)} tasks may run again, by workers that are there or `solo bench`")
         elif verb == "logs":
@@ -297,6 +296,5 @@ def status(study: Study, tasks: Sequence[Task], as_json: bool) -> int:
             say(f"{one.name:<10} {task.id}{why}")
             if one.name == "failed":
                 say("".join(f"    | {plain(str(line))}\n" for line in one.last("tail")).rstrip("\n"))
-    numbers = ", ".join(f"{count} {name}" for name, count in counts.items())
-    say(f"{study.name}: {len(tasks)} tasks: {numbers}")
+    say(f"{study.name}: {len(tasks)} tasks: {', '.join(f'{count} {name}' for name, count in counts.items())}")
     return int("failed" in counts)

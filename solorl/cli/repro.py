@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from solorl.cli import Parser, at_least, say
-from solorl.errors import UsageError, refuse
+from solorl.errors import UsageError, did_you_mean, refuse
 from solorl.terminal import paint, plain
 
 
@@ -28,9 +28,10 @@ def main(argv: Sequence[str]) -> int:
     for row in args.rows:
         is_path = Path(row).exists()
         found, problems = look(Path(row if is_path else "benchmark/results"))
-        found = [run for run in found if is_path or run.script == row]
-        refuse(not found, f"no result of {row}: {'; '.join(problems[:3]) or 'nothing was found'}")
-        results += found
+        mine = [run for run in found if is_path or run.script == row]
+        near = did_you_mean(row, {run.script for run in found})
+        refuse(not mine, f"no result of {row}{near if found else ': ' + '; '.join(problems[:3])}")
+        results += mine
     results = cmp.only(results, args.env_ids)
     worst = 0
     for (env_id, method), runs in cmp.grouped(results).items():
@@ -43,9 +44,10 @@ def main(argv: Sequence[str]) -> int:
             said = [repro.first_evaluation(first)]
             say(f"  evaluation  {said[0]}")
             if args.seeds:
-                begin = max(run.seed for run in runs) + 1
-                now = [repro.train(repro.task_of(first, begin + i))[-1][1] for i in range(args.seeds)]
                 then = [score for run in runs if (score := cmp.score(run, "eval")) is not None]
+                begin = max(run.seed for run in runs) + 1
+                new = range(begin, begin + args.seeds if len(then) >= cmp.ENOUGH else begin)
+                now = [repro.train(repro.task_of(first, seed))[-1][1] for seed in new]
                 said += [repro.verdict(then, now)]
                 say(f"  new seeds   {said[1]}")
             worst |= any(words.startswith("not ") for words in said)

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     found = tune.open_trials(Path(where), search, args.pruner, args.prune_after, args.seed)
     study = Study(open_storage(where), search.script.name, {}, attempts=1)
     tuner = tune.Tuner(search, found, study, args.trials, args.workers or 0, say)
-    say(f"{len(tuner.trials())} of {args.trials} trials so far, {len(tuner.workers)} runs at once; output in {where}")
+    say(f"{len(tuner.trials())} of {tuner.wanted} trials so far, {len(tuner.workers)} runs at once; output in {where}")
     say(f"searched: {', '.join(search.space)}")
     say(f"watch them: optuna-dashboard {shlex.quote(str(Path(where) / tune.JOURNAL))}")
     try:

@@ -161,8 +161,7 @@ class Recorded:
 
     def _warm_up(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
         strict = entry.calls == WARM_UP
-        changed = [*entry.tensors(), *self.kept()] if strict else []
-        before = [(x, x.detach().clone()) for x in changed]
+        before = [(x, x.detach().clone()) for x in ([*entry.tensors(), *self.kept()] if strict else [])]
         random, numbers = self.backend.random_state() if strict else None, entry.numbers() if strict else []
         try:
             with self.backend.warming_up(strict):

@@ -59,6 +59,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     "softmax": softmax,
     "log_softmax": log_softmax,
 }
+KNOWN = (int, float, str, tuple, type(None), nn.Module, type(math.sqrt), type(softmax))  # `!=` sees that one changes
 LAYERS: dict[type, Callable[..., Any]] = {nn.Identity: lambda x: x, nn.Tanh: np.tanh, nn.ReLU: OPERATIONS["relu"]}
 
 
@@ -72,9 +73,10 @@ class Forward:
     """A module as a function from a NumPy batch (n, ...) to a NumPy batch, always with its current weights and buffers.
 
     On the CPU, if `fast`, its operations are traced once and then done by NumPy, which needs several microseconds less
-    for each. A module is called in torch if it has hooks or other operations than those of the tables above, and where
-    its numbers and modes are not those of the trace: to trace again takes as long as hundreds of calls. Weights and
-    buffers may change in place, move to other memory, or be replaced by others of their name.
+    for each. A module is called in torch if it has hooks or other operations than those of the tables above, if it
+    holds other things than KNOWN ones, and where its parts, numbers and modes are not those of the trace: to trace
+    again takes as long as hundreds of calls. Weights and buffers may change in place, move to other memory, or be
+    replaced by others of their name.
     """
 
     def __init__(self, module: nn.Module, fast: bool, graphs: Any = None):
@@ -105,13 +107,14 @@ class Forward:
         return torch.cat([part.flatten() for part in parts]), tuple(tuple(part.shape) for part in parts)
 
     def _look(self) -> None:
-        """Note where the weights and buffers are and what numbers and modes there are outside of torch's own layers;
-        trace with these."""
+        """Note where the weights and buffers are, which modules there are, and what numbers and modes outside of
+        torch's own layers; trace with these."""
         entry = Entry([self.module])
         self._places = entry.places
         self.device = [*self.module.parameters(), *entry.tensors()][0].device  # a buffer may be elsewhere
         own = [vars(x) for x in entry.modules if not x.__module__.startswith("torch.nn")]
-        self._numbers = [(x, name, x[name]) for x in own for name in x if isinstance(x[name], (int, float, str))]
+        self._held = [(x, name, x[name]) for x in own for name in x if name[0] != "_"]
+        self._held += [(x._modules, name, part) for x in entry.modules for name, part in x._modules.items()]
         self._addresses, self.in_numpy = self._find(), self._trace()  # None where NumPy lacks an operation
 
     def _find(self) -> list[int]:
@@ -122,7 +125,8 @@ class Forward:
         """The module as a function of NumPy with views of the weights, giving None where a number has changed; None if
         NumPy lacks one of its operations."""
         hooks = any(x._forward_hooks or x._forward_pre_hooks for x in self.module.modules())
-        if not self.fast or self.device.type != "cpu" or hooks:
+        unseen = not all(isinstance(held, KNOWN) for _, _, held in self._held)  # as what changes in a list
+        if not self.fast or self.device.type != "cpu" or hooks or unseen:
             return None
         try:
             first, *nodes, output = Tracer().trace(self.module).nodes
@@ -137,8 +141,8 @@ class Forward:
                 objects[f"o{len(objects)}"] = operand
                 return f"o{len(objects) - 1}"
 
-            for table, name, number in self._numbers:
-                lines.append(f"    if {name_of(table)}.get({name!r}) != {name_of(number)}:\n        return None\n")
+            for table, name, held in self._held:
+                lines.append(f"    if {name_of(table)}.get({name!r}) != {name_of(held)}:\n        return None\n")
             for node in nodes:
                 if node.op == "get_attr":
                     names[node] = name_of(operator.attrgetter(str(node.target))(self.module).detach().numpy())

@@ -146,7 +146,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     named = isinstance(pieces, list) and all(isinstance(p, dict) and is_plain_name(p.get("file")) for p in pieces)
     if not named or not all(map(is_count, (about.get("num_envs"), *(p.get("transitions") for p in pieces)))):  # type: ignore[union-attr]
         raise UsageError(f"{folder / ABOUT} is damaged: its list of pieces cannot be read")
-    refuse(not pieces, f"{folder} is an empty data set")
+    refuse(not pieces or not about["num_envs"], f"{folder} is an empty data set")
     return about
 
 
@@ -237,8 +237,7 @@ def _joined(pieces: Sequence[Mapping[str, np.ndarray]]) -> Dataset:
     next_obs = np.concatenate([each for piece in pieces for each in (piece["obs"][1:], piece["after"][None])])
     last = np.cumsum([len(piece["reward"]) for piece in pieces]) - 1  # the last step of each piece
     goes_on = np.zeros((len(pieces), obs.shape[1]), bool)
-    same = next_obs[last[:-1]] == obs[last[:-1] + 1]
-    goes_on[:-1] = same.all(tuple(range(2, obs.ndim)))
+    goes_on[:-1] = (next_obs[last[:-1]] == obs[last[:-1] + 1]).all(tuple(range(2, obs.ndim)))
     truncated[last] |= ~goes_on & ~done[last]
     next_obs[done] = arrays["final_obs"]  # both by step, then by environment
     ends = (truncated | arrays["terminated"]).swapaxes(0, 1).ravel()

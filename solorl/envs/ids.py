@@ -264,8 +264,7 @@ def is_atari(env_id: str) -> bool:
     """Whether it is a game of Atari, Gymnasium's (or one that is made like those) or EnvPool's."""
     if spec := _spec(env_id):
         return "game" in spec.kwargs
-    name = env_id.rpartition(":")[2]
-    return not any(fnmatch(name, pattern) for pattern in FAMILIES) and is_envpool_game(env_id)
+    return not any(fnmatch(env_id.rpartition(":")[2], known) for known in FAMILIES) and is_envpool_game(env_id)
 
 
 def has_agents(env_id: str) -> bool:

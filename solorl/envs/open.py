@@ -26,8 +26,7 @@ def open_envs(env_id: str, num_envs: int, num_threads: int = 1) -> Any:
     refuse(":" in env_id or env_id.startswith("games/"), f"{env_id} is not written in JAX; the files in torch take it")
     from solorl.envs.envpool_jax import EnvPoolEnvs, EnvPoolGames
 
-    kind = EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs
-    return kind(env_id, num_envs, num_threads)
+    return (EnvPoolGames if is_envpool_game(env_id) else EnvPoolEnvs)(env_id, num_envs, num_threads)
 
 
 class FunctionalEnv(gym.Env[np.ndarray, Any]):

@@ -89,6 +89,8 @@ class Ending:
         if self.folder.status == "running":
             self.folder.write_rows(self.meter.take_rows())
             self.set_status(status)
+            if self.meter.trained and status == "failed":
+                warn(f"{near(self.folder.path)}: the script ended without run.close, so there is no last model")
 
     def finish(self, status: str) -> None:
         """The end of the run: nothing is written to its folder any more, except pictures and models."""
@@ -300,7 +302,7 @@ def summary(run_dir: Path, step: int, seconds: float, evaluation: str, save_mode
         "trained": f"{step:,} steps in {duration(seconds)}",
         "evaluation": evaluation,
         "curve": near(curve) if curve.exists() else "none",
-        "video": near(videos[-1]) if videos else "none (--capture-video)",
+        "video": near(videos[-1]) if videos else "none (solo play --video makes one)",
         "model": near(model) if model.exists() else "none" if save_model else "none (--save-model)",
     }
     if model.exists():

@@ -46,14 +46,14 @@ class Opened:
             return self.vector_env(PettingZooEnvs, make_env, env_id, num_envs)
 
 
-def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) -> None:
-    """UsageError unless the spaces are of the kinds named, see `Run.require_spaces`; it names the script that fits."""
+def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) -> gym.Space:
+    """The space of observations. UsageError unless both spaces are of the kinds named, see `Run.require_spaces`; it
+    names the script that fits."""
     games = teams_of(envs.envs[0] if isinstance(envs, gym.vector.SyncVectorEnv) else envs)
     if games and not teams_of(envs):
         use = use_instead(script, "several agents")
         raise UsageError(f"{env_id} has several agents, but {script.name} takes one{use}")
-    prefix = "agent" if games else "single"
-    spaces = [getattr(envs, f"{prefix}_{what}_space") for what in ("observation", "action")]
+    spaces = [getattr(envs, f"{'agent' if games else 'single'}_{what}_space") for what in ("observation", "action")]
     found, wanted = (obs_kind(spaces[0]), action_kind(spaces[1])), (obs, action.replace("bounded", "continuous"))
     for what, want, kind in zip(("observations", "actions"), wanted, found, strict=True):
         if kind != want:
@@ -64,6 +64,7 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
     if action == "bounded" and not spaces[1].is_bounded():
         raise UsageError(f"{env_id} has actions without finite bounds{'' if games else wrapper_for(*spaces)}")
     refuse_statistics(envs, env_id)
+    return spaces[0]
 
 
 def count_iterations(args: Any, steps: int, minibatches: int | None, batch: int | None) -> int:

@@ -57,15 +57,16 @@ class LoadedPolicy:
     models: Mapping[str, Any] = field(default_factory=dict)
     score: float | None = None  # mean return of the evaluation after which the model was saved
     sampler: Policy | None = None  # the stochastic policy, where the script hands one to `run.close`
+    obs_shape: Any = None  # of one observation; None where that is a dict or a tuple
 
     def __call__(self, obs: Any, *memory: Any, **given: Any) -> Any:
         """The greedy actions for a batch of observations; UsageError where it cannot act on them, as on one without
         the axis of a batch. `given`: what the policy takes by name, such as `action_mask` (n, num_actions)."""
-        return _actions(self.policy, obs, *memory, **given)
+        return _actions(self.policy, self.obs_shape, obs, *memory, **given)
 
     def sample(self, obs: Any, *memory: Any, **given: Any) -> Any:
         """The same with actions drawn at random; UsageError where the script hands over no such policy."""
-        return _actions(self.required_sampler(), obs, *memory, **given)
+        return _actions(self.required_sampler(), self.obs_shape, obs, *memory, **given)
 
     def required_sampler(self) -> Policy:
         """The stochastic policy as the script hands it over; UsageError where it hands over none."""
@@ -78,11 +79,12 @@ class LoadedPolicy:
         return self.maker(self.env_id, **kwargs)
 
 
-def _actions(policy: Policy, obs: Any, *memory: Any, **given: Any) -> Any:
+def _actions(policy: Policy, shape: Any, obs: Any, *memory: Any, **given: Any) -> Any:
     """The actions of a policy as arrays, with its memory where it has one."""
     obs = as_arrays(obs)
     how = "a policy takes a batch (n, *obs_shape), so one observation as policy(obs[None])[0], and cannot act on"
-    with told(f"{how} {getattr(obs, 'shape', 'these')}"):
+    with told(how := f"{how} {getattr(obs, 'shape', 'these')}"):  # a file that subtracts means would act on some
+        refuse(shape and obs.shape[1:][-len(shape) :] != shape, f"{how}: an observation has the shape {shape}")
         result = policy(obs, *memory, **given)
     return (as_arrays(result[0]), result[1]) if memory else as_arrays(result)
 
@@ -101,10 +103,11 @@ class Play:
     take: Callable[[LoadedPolicy], None] | None = None  # gets it; then nothing is played
 
     def __call__(
-        self, args: Any, run_dir: Path, policy: Policy, make_env: Any, models: Any, sample: Any = None, tell: Any = None
-    ) -> None:
+        self, args: Any, run_dir: Path, policy: Policy, make_env: Any, models: Any, sample: Any = None,
+        tell: Any = None, obs_shape: Any = None,
+    ) -> None:  # fmt: skip
         """Hand over the loaded policies and their models, or evaluate one; film or show it on request."""
-        loaded = LoadedPolicy(args.env_id, replace(args), policy, make_env, models, None, sample)
+        loaded = LoadedPolicy(args.env_id, replace(args), policy, make_env, models, None, sample, obs_shape)
         if self.take is not None:
             return self.take(loaded)
         policy = loaded.required_sampler() if self.stochastic else policy
@@ -177,6 +180,7 @@ def environment_of(run_dir: Path, trust_script: bool) -> Any:
 
 
 def _load(run_dir: str | os.PathLike[str], model: str, trust_script: bool, device: str | None) -> LoadedPolicy:
+    refuse(str(run_dir).startswith("hf://"), f"{run_dir} is on the hub; `solo pull` makes a run folder of it")
     copy, original = script_of(Path(run_dir))
     refuse(original is None and not trust_script, not_trusted(copy))
     found: list[LoadedPolicy] = []

@@ -163,7 +163,8 @@ class Meter:
     # ------------------------------------------------------------------ rows
     def add_row(self, step: int, values: Mapping[str, float]) -> None:
         """Note a row, with the time."""
-        self.rows.append({"global_step": int(step), "wall_time": round(self.wall_time(), 3), **values})
+        own = {"global_step": int(step), "wall_time": round(self.wall_time(), 3)}  # first, whatever `values` holds
+        self.rows.append(own | dict(values) | own)
 
     def take_rows(self) -> list[dict[str, float]]:
         """The rows that wait; none waits any more."""

@@ -223,8 +223,7 @@ class Runs:
     def episodes(self, global_step: int, reward: Any, done: Any, per_agent: bool = False) -> None:
         """See `Run.episodes`; both (num_seeds, iterations, ..., num_envs), with a last axis of agents where the
         environments have several (`teams` and `agents`, as `PettingZooEnvs` has them)."""
-        last = 1 if self.runs[0].meter.teams is None else 2
-        shape = (-1, *reward.shape[-last:])
+        shape = (-1, *reward.shape[-1 if self.runs[0].meter.teams is None else -2 :])
         for i in self._active:
             self.runs[i].episodes(global_step, reward[i].reshape(shape), done[i].reshape(shape), per_agent)
 

@@ -111,8 +111,9 @@ class WandB:
         import wandb
 
         run_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in folder.name)[-128:]
-        more: dict[str, Any] = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
-        self._run = wandb.init(name=folder.name, id=run_id, resume="allow", dir=str(folder), **more)
+        of_run: dict[str, Any] = {"name": folder.name, "id": run_id, "dir": str(folder), "config": asdict(args)}
+        of_run |= {"project": args.wandb_project_name, "entity": args.wandb_entity}
+        self._run = wandb.init(resume="allow", reinit="create_new", **of_run)  # of several seeds each has its own
         self._run.define_metric("*", step_metric="global_step")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

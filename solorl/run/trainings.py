@@ -149,8 +149,7 @@ class Trainings:
     def train(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[[range, Sequence[int]], Any]:
         """Compile `train(iterations, active)`: all active seeds, on the CPU as many at once as there are cores; what
         they report, (seeds, iterations, ...). `shared`: see `Runs.compile`."""
-        way = self._in_threads if self._stack is None else self._together
-        return way(iteration, chunk, *shared)
+        return (self._in_threads if self._stack is None else self._together)(iteration, chunk, *shared)
 
     def _in_threads(self, iteration: Callable[..., Any], chunk: int, *shared: Any) -> Callable[..., Any]:
         call = compiled(iteration, chunk, self.each[0], *shared)
@@ -161,10 +160,8 @@ class Trainings:
             return jax.tree.map(lambda x: x[:count], jax.device_get(report))  # waits for the end
 
         def train(iterations: range, active: Sequence[int]) -> Any:
-            found = pool.map(lambda index: one(index, len(iterations)), active)
-            reports = dict(zip(active, found, strict=True))
-            any_of_them = reports[active[0]]
-            every = (reports.get(i, any_of_them) for i in range(len(self.each)))
+            reports = dict(zip(active, pool.map(lambda index: one(index, len(iterations)), active), strict=True))
+            every = (reports.get(i, reports[active[0]]) for i in range(len(self.each)))
             return jax.tree.map(lambda *leaves: np.stack(leaves), *every)
 
         return train

@@ -2,8 +2,7 @@
 
     require, require_spaces, iterations, vector_env, multi_agent_env, compile, fast, gradient_step, resume, reset, loop,
         episodes, episode, gather, learned, log, evaluate, save, close
-    keep: another run, such as a teacher; dataset: the transitions that other runs have recorded
-    place, share, first, answers, evaluation_seeds: objects in other processes, for scripts that play and learn at once
+    keep: a teacher; dataset: recorded steps; place, share, first, answers, evaluation_seeds: of other processes
 
 No verb changes what is learned. The rest is done by parts that work without a run: `folder`, `meter`, `checkpoints`,
 `evaluator`, `ending`. They raise UsageError; the verbs make one sentence of it, with exit code 2.
@@ -46,14 +45,14 @@ from solorl.terminal import Progress, warn
 class Run:
     """One training: its seeds, device, run folder, metrics, checkpoints, evaluations and how it ends.
 
-    `device` is that of a framework other than torch; a `quiet` run says its errors only. A script that says `parallel`
-    can be trained by several processes, `rank` of `world_size`, with the same random numbers and modules, and with
-    environments of their own; rank 0 alone speaks, evaluates and has the run folder.
+    `device`: of a framework other than torch; a `quiet` run says its errors only. A script that is `parallel` can be
+    trained by `world_size` processes with equal random numbers and modules and own environments; rank 0 has the folder.
     """
 
     def __init__(self, args: RunArgs, *, parallel: bool = False, device: Any = None, quiet: bool = False):
         self.args, self.script = args, script_path().absolute()  # an environment may change the current folder
         self.play = play_wanted()  # no training, only this
+        self.obs_shape: Any = None  # of one observation, after `require_spaces`; None of a dict or a tuple
         with in_one_sentence():
             self.rank, self.world_size = (0, 1) if self.play else from_environment()
             what = f"{self.script.name} trains in one process, but WORLD_SIZE is {self.world_size}"
@@ -105,7 +104,7 @@ class Run:
         finite bounds), "multidiscrete" or "tuple". Where `envs` are games of several agents (`multi_agent_env`), those
         of one agent are meant. The sentence names the script that fits, or the two nearest where there is none.
         """
-        check_spaces(self.script, self.env_id, envs, obs, action)
+        self.obs_shape = check_spaces(self.script, self.env_id, envs, obs, action).shape
         if self.opened.unread_mask and not (teams_of(envs) or self.play or self.say.quiet):
             warn(f"{self.env_id} gives an action_mask, which {self.script.name} does not use")
 
@@ -273,7 +272,7 @@ class Run:
         could not be written, one sentence says what, and the exit code is 4.
         """
         if self.play:
-            self.play(self.args, self.dir, policy, make_env, self.checkpoints.networks(), sample, tell)
+            self.play(self.args, self.dir, policy, make_env, self.checkpoints.networks(), sample, tell, self.obs_shape)
             return
         self.ending.listen(again=True)  # the script may have left the last loop by a `break`
         self.ranks.close()
@@ -406,6 +405,8 @@ class Run:
     @in_one_sentence()
     def next_loop(self, start: int, num_iterations: int, last: bool) -> range:
         """The iterations of one more loop; see `loop`."""
+        opened = self.play or self.rank or self.dir.is_dir()
+        refuse(not opened, "run.resume(...) must come before run.loop: it opens the run folder")
         return self.meter.next_loop(start, num_iterations, last, bool(self.play or self.ending.why))
 
     @in_one_sentence()

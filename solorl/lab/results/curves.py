@@ -153,8 +153,7 @@ def total_curves(comparison: Comparison, metric: str, axis: str) -> dict[str, Cu
             continue
         kept, ends = zip(*(in_time(of_env, axis) for of_env in lines), strict=True)
         by_env = [list(zip(*of_env.values(), strict=True)) for of_env in kept]  # positions, values
-        end = max(ends) if axis == "time" else None
-        grid = st.common_grid([x for xs, _ in by_env for x in xs], end=end)
+        grid = st.common_grid([x for xs, _ in by_env for x in xs], end=max(ends) if axis == "time" else None)
         if len(grid):
             scaled = zip(comparison.shared, by_env, strict=True)
             values = [st.normalise(st.on_grid(grid, *each), *comparison.scale[env]) for env, each in scaled]

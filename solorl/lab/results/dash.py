@@ -88,8 +88,7 @@ class Store:
                 state = [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
                 if self.runs.get(name, {}).get("state") != state:
                     last = {key: row[key] for row in runfolder.rows_of(files[-1], -runfolder.TAIL) for key in row}
-                    said = asdict(read_run(run))
-                    self.runs[name] = {"state": state, "said": said, "last": last}
+                    self.runs[name] = {"state": state, "said": asdict(read_run(run)), "last": last}
                 found = printable(Result(**self.runs[name]["said"]))
         except ResultError as error:
             return plain(str(error))
@@ -125,8 +124,7 @@ class Store:
         rows, pairs = list[list[text.Cell]](), list[list[text.Cell]]()
         first = first if first in methods or not methods else methods[0]
         for (env, name), members in groups.items():
-            counts = Counter(run.status for run in members)
-            words = ", ".join(f"{count} {word}" for word, count in counts.items())
+            words = ", ".join(f"{count} {word}" for word, count in Counter(run.status for run in members).items())
             rows.append([env, name, words, *score(lines[env, name])])
             if name != first and (env, first) in groups:
                 differ, more = changes(groups[env, first][0], members[0]), hint(lines[env, first], lines[env, name])

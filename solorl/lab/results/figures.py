@@ -79,8 +79,7 @@ def draw_curves(
             _draw(place, curve, style(comparison.methods.index(method)), unit)
         place.set_title(env, fontsize=10, parse_math=False)
         numbers_below(place, None if axis == "steps" else f"{{x:g}} {name}")
-    kinds = {curve.kind for _, lines in panels for curve in lines.values()}
-    bands = BANDS if "range" in kinds else ""
+    bands = BANDS if any(curve.kind == "range" for _, lines in panels for curve in lines.values()) else ""
     figure.supxlabel(AXIS_LABELS[axis] + bands, fontsize=10)
     figure.supylabel("return of the greedy policy" if comparison.metric == "eval" else "training return", fontsize=10)
     _legend(figure, comparison.methods, {name for _, lines in panels for name in lines})

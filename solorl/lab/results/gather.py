@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from solorl.args.arguments import RunArgs
+from solorl.args.command_line import whole_number
 from solorl.lab.results.result import Result, rounded
 from solorl.terminal import plain
 
@@ -103,7 +104,7 @@ def _is_value(value: Any, text: str) -> bool:
     if not text or isinstance(value, bool):
         return not text and (value is True or value == "")
     try:
-        return float(value) == float(text)
+        return float(value) == (whole_number(text) if isinstance(value, int) else float(text))
     except (TypeError, ValueError, OverflowError):
         return _text(value).replace(" ", ",") == text
 

@@ -42,8 +42,7 @@ def opponents(runs: Runs, baseline: str, derived: bool) -> dict[str, str]:
     for method in runs:
         script = runs[method][0].script
         twin = twin_of(script) + method.removeprefix(script)
-        parent = nearest(method, runs) if derived else None
-        found[method] = twin if twin in runs else parent or baseline
+        found[method] = twin if twin in runs else (derived and nearest(method, runs)) or baseline
     return found
 
 

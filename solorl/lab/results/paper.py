@@ -109,7 +109,7 @@ def read_points(path: Path) -> list[Result]:
             point = float(row["step"]), float(row["return"])
         except (TypeError, ValueError) as error:
             raise ResultError(f"{path} is damaged in line {line}: {error}") from None
-        if all(map(math.isfinite, point)):
+        if math.isfinite(point[0]):
             curves.setdefault(key, []).append(point)
     return [_run(path, method, env_id, seed, sorted(curve)) for (env_id, method, seed), curve in curves.items()]
 
@@ -158,4 +158,5 @@ def _run(path: Path, method: str, env_id: str, seed: int, curve: Sequence[tuple[
     nothing = [0.0] * len(curve)
     columns = {"global_step": steps, "wall_time": nothing, "mean": returns, "std": nothing, "length": nothing}
     source = f"{path} ({method}, {env_id}, run {seed})"
-    return Result(env_id, method, seed, global_step=int(steps[-1]), eval=columns, source=source)
+    status = "finished" if all(map(math.isfinite, returns)) else "diverged: a return is not finite"
+    return Result(env_id, method, seed, global_step=int(steps[-1]), eval=columns, source=source, status=status)

@@ -21,10 +21,10 @@ def collect(run_dir: Path, folder: Path, variant: str = "", first: bool = False)
     """Turn the finished run in `run_dir` into one file in `folder` and return its path.
 
     The bytes depend on the run only, and the file appears whole or not at all. Raises ResultError (a ValueError) where
-    the run is not finished or cannot be read, OSError where the file cannot be written.
+    the run has neither finished nor diverged or cannot be read, OSError where the file cannot be written.
     """
     result = read_folder(run_dir)
-    if result.status != "finished":
+    if not result.status.startswith(("finished", "diverged")):
         raise ResultError(f"{run_dir} is not finished ({result.status})")
     return write(replace(result, variant=variant, first=first), folder)
 
@@ -43,9 +43,9 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
     for source in sources:
         try:
             found = list(map(printable, _read(source, curves=unfinished)))
-            if not unfinished and (early := [one for one in found if one.status != "finished"]):
-                raise ResultError(f"{early[0].source} is left out: the run is not finished ({early[0].status[:99]})")
-            results += found
+            early = [] if unfinished else [one for one in found if one.status != "finished"]
+            problems += [f"{one.source} is left out: the run is not finished ({one.status[:99]})" for one in early]
+            results += [one for one in found if one not in early]
         except ResultError as error:
             problems.append(str(error))
     kept, left_out = newest(named(each_once(results), whole))

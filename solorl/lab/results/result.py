@@ -145,8 +145,7 @@ KINDS = get_type_hints(Result)
 def check(result: Result) -> None:
     """ValueError where a value of a result is not of its kind, or its columns are not of numbers and equally long."""
     for name, hint in KINDS.items():
-        hints = get_args(hint) if isinstance(hint, UnionType) else [hint]
-        kinds = [get_origin(each) or each for each in hints]
+        kinds = [get_origin(each) or each for each in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
         if not isinstance(getattr(result, name), (*kinds, *[int] * (float in kinds))):
             raise ValueError(f"its {name} is of another kind")
     for table, names in ((result.eval, EVAL_COLUMNS), (result.train, TRAIN_COLUMNS)):

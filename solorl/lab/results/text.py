@@ -30,8 +30,7 @@ def number(value: float, like: float | None = None) -> str:
     """
     size = abs(value if like is None else like)
     decimals = 0 if size >= 1000 else 1 if size >= 10 else 2
-    rounded = float(f"{value:.10g}")
-    return f"{rounded:z,.{decimals}f}"
+    return format(float(f"{value:.10g}"), f"z,.{decimals}f")
 
 
 def estimate(one: cmp.Estimate) -> str:
@@ -64,7 +63,7 @@ def verdict(one: cmp.Pair) -> str:
         chance = "; P(improvement) = {:.2f} [{:.2f}, {:.2f}]".format(one.probability.value, *one.probability.interval)
         interval = ""
     if one.few:
-        too_few = f"too few runs to decide on any environment{interval} (at least 4 each are needed)"
+        too_few = f"too few runs to decide on any environment{interval} (at least 4 each are needed, or 3 and 5)"
         return f"{one.x} against {one.y}: {too_few}{chance}."
     if one.envs == 1:
         word = "better than" if one.better else "worse than" if one.worse else "not distinguishable from"
@@ -166,12 +165,6 @@ def _declared(comparison: cmp.Comparison) -> dict[str, None]:
     return dict.fromkeys(name for runs in comparison.groups.values() for run in runs for name in run.declared)
 
 
-def training_time(row: cmp.EnvRow) -> str:
-    """The time of a run, or of as many as were trained at once; "-" where it is not known."""
-    at_once = f" ({row.together} at once)" if row.together > 1 else ""
-    return f"{duration(row.seconds)}{at_once}" if row.seconds else "-"
-
-
 def env_table(comparison: cmp.Comparison) -> Table:
     """A row for each environment and method, at its end the mean over runs of what their environments declare."""
     named = _declared(comparison)
@@ -182,7 +175,8 @@ def env_table(comparison: cmp.Comparison) -> Table:
 
     rows: list[list[Cell]] = [
         [row.env_id, row.method, str(row.seeds), row.iqm, row.mean, row.median, f"{row.steps:,.0f}",
-         training_time(row), "-" if row.sps is None else f"{row.sps:,.0f}", row.date or "-",
+         duration(row.seconds) + f" ({row.together} at once)" * (row.together > 1) if row.seconds else "-",
+         "-" if row.sps is None else f"{row.sps:,.0f}", row.date or "-",
          *(declared(row, name) for name in named)]
         for row in cmp.env_rows(comparison)
     ]  # fmt: skip

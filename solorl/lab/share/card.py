@@ -66,8 +66,8 @@ def facts_of(run_dir: Path) -> Facts:
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
     refuse(not rows, f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
     config = runfolder.config_of(run_dir) | {"args": runfolder.args_of(run_dir)}
-    status = str(runfolder.status_of(run_dir).get("status", "unknown")).partition(":")[0]
-    return Facts(config, status, rows, model)
+    status = str(runfolder.status_of(run_dir).get("status", "unknown"))
+    return Facts(config, status.partition(":")[0], rows, model)
 
 
 def card(facts: Facts, repo: str, source: str, files: Collection[str]) -> str:
@@ -99,8 +99,7 @@ def _metadata(facts: Facts) -> str:
     kind, env = "reinforcement-learning", facts.env_id
     score = EvalResult(kind, env, env, "mean_reward", facts.mean_reward, task_name=kind, metric_name="mean_reward")
     tags = [env, "deep-reinforcement-learning", kind, "solorl", facts.algorithm]
-    data = ModelCardData(library_name="solorl", tags=tags, model_name=facts.algorithm, eval_results=[score])
-    return data.to_yaml()
+    return ModelCardData(library_name="solorl", tags=tags, model_name=facts.algorithm, eval_results=[score]).to_yaml()
 
 
 def _scores(facts: Facts, files: Collection[str]) -> str:

@@ -30,8 +30,7 @@ def converted(loaded: LoadedPolicy, inputs: Arrays, axes: dict[str, int]) -> tup
     kinds = [jax.dtypes.canonicalize_dtype(x.dtype) for x in inputs.values()]
     act = jax.jit(jax.vmap(one, places, (0, axes["state"]) if remembers else 0))
     with told("the policy of this script cannot be exported"):
-        program = export.export(act, platforms=PLATFORMS)(*map(jax.ShapeDtypeStruct, shapes, kinds))
-        data = bytes(program.serialize())
+        data = bytes(export.export(act, platforms=PLATFORMS)(*map(jax.ShapeDtypeStruct, shapes, kinds)).serialize())
     call = export.deserialize(bytearray(data)).call
 
     def named(result: Any) -> Arrays:

@@ -40,6 +40,8 @@ class Bench:
         self.pool.run(self._turn)
         self._turn(last=True)
         self.states = self.study.states(self.tasks)
+        for task in (each for each in self.tasks if self.states[each.id].reason.startswith("diverged")):
+            self.collector.keep(task)  # a table without those that fell would show the survivors only
         if self.pool.signal:
             return 128 + self.pool.signal
         return int(bool(len(self.skipped) + len(self.finished) < len(self.tasks) or self.collector.problems))
@@ -66,8 +68,7 @@ def dry_run(study: Study, tasks: Sequence[Task]) -> int:
         fresh = [other for other in waiting if found[other.id].run_dir is None]
         several = following(task, fresh) if found[task.id].run_dir is None else []
         waiting = [other for other in waiting if other not in several]
-        run_dir = to_resume(task, found[task.id])
-        argv, cwd = command(task, root / "tasks" / task.id, run_dir, 1 + len(several))
+        argv, cwd = command(task, root / "tasks" / task.id, to_resume(task, found[task.id]), 1 + len(several))
         line, where = shlex.join(argv), shlex.quote(str(cwd))
         print(line if task.script.ours else f"(mkdir -p {where} && cd {where} && SOLORL_RUN_DIR={where} {line})")
     if count:

@@ -38,8 +38,7 @@ class Collector:
                 if run_dir:
                     if before:
                         self._say(f"again      {task}: its table was missing, damaged or of another run")
-                    first = task.variant == self._first
-                    collected(task, run_dir, self.folder, first)
+                    collected(task, run_dir, self.folder, first=task.variant == self._first)
                     self.tables.add(task.id)
                 elif not task.script.ours:
                     self.bare[task.id] = f"{self._study.storage.where}/tasks/{task.id}"

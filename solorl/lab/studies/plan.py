@@ -24,6 +24,7 @@ from solorl.errors import UsageError, denied, did_you_mean, refuse, told
 from solorl.files import expanded, missing, sha256
 from solorl.lab.results.result import Result
 from solorl.lab.studies.checks import check_texts, refuse_unknown
+from solorl.lab.studies.engines import ENGINES
 from solorl.lab.studies.resources import Resources, read_resources
 from solorl.lab.studies.task import Flags, Script, Task
 from solorl.scripts import facts_of
@@ -197,6 +198,7 @@ def load_suite(
             raise UsageError(f"{path} has no environment {env_id}{did_you_mean(env_id, known)}")
     tasks = [task for task in tasks if not only or task.env_id in only]
     engines = _table(table, "engine", str(path))
+    refuse_unknown(engines, ("local", *ENGINES), f"engine in {path}")
     options = {name: {k: str(value) for k, value in _table(engines, name, str(path)).items()} for name in engines}
     return Plan(name, ordered(tasks, by_seed=not in_order), options)
 

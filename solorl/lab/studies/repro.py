@@ -4,6 +4,7 @@ import math
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
@@ -55,15 +56,9 @@ def circumstances(result: Result, task: Task) -> Iterator[str]:
         words = [task.argv()[0], "-mpytest", "-q", "-n", "0", name]
         held = subprocess.run(words, capture_output=True, cwd=PACKAGE.parent).returncode == 0
         yield f"first steps {'as recorded' if held else 'not as recorded in tests/golden'}"
-    from importlib.metadata import PackageNotFoundError, version
-
-    changed = []
-    for package, then in result.versions.items():
-        try:
-            now = version(package)
-        except PackageNotFoundError:
-            now = "not installed"
-        changed += [f"{package} {then} -> {now}"] * (now != then and package != "solorl")
+    now = {each.metadata["Name"].replace("_", "-"): each.version for each in distributions()}
+    moved = [(name, then) for name, then in result.versions.items() if now.get(name) != then and name != "solorl"]
+    changed = [f"{name} {then} -> {now.get(name, 'not installed')}" for name, then in moved]
     yield f"packages    {', '.join(changed) or 'as they were'}"
 
 
@@ -71,8 +66,8 @@ def first_evaluation(result: Result) -> str:
     """Compare the first evaluation of the same seed: equal on the same kind of processor, else near."""
     if not result.eval.get("mean"):
         return "the result has no evaluations"
-    then = [int(result.eval["global_step"][0]), result.eval["mean"][0]]
-    step, value = rounded(train(task_of(result, result.seed), ANY)[0])  # as result files have it
+    then = rounded([int(result.eval["global_step"][0]), result.eval["mean"][0]])  # as result files have it
+    step, value = rounded(train(task_of(result, result.seed), ANY)[0])
     if [step, value] == then:
         return f"equal: {then[1]:g} at step {step:,}"
     where = result.machine.get("cpu", "")

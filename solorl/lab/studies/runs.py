@@ -24,8 +24,7 @@ def find(study: Study, task: Task, root: Path | None = None) -> Found:
     """The newest run folder of a task below `root`, which is that of a study in a folder; a finished one before any
     other. A process that trained several seeds has left their folders in that of the first."""
     alike = [each for each in [*study.tasks.values()] if each.kind == task.kind] if task.script.many_seeds else []
-    works = [(root or study.storage.folder or Path()) / "tasks" / each.id for each in [*alike, task]]
-    return newest(works, task)
+    return newest(((root or study.storage.folder or Path()) / "tasks" / each.id for each in [*alike, task]), task)
 
 
 def newest(works: Iterable[Path], task: Task) -> Found:

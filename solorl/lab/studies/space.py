@@ -20,7 +20,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from solorl.args.command_line import whole_number
 from solorl.catalog.header import fields_of, lines_of, parse_source, read_source
 from solorl.errors import UsageError, refuse, told
-from solorl.lab.studies.plan import Script, read_toml
+from solorl.lab.studies.plan import Script, as_flag, read_toml
 from solorl.scripts import in_catalogue, spaces_folder
 
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
@@ -94,5 +94,7 @@ def space_from_file(path: Path, script: Script) -> Space:
         else:
             raise UsageError(f'{where} must be a text such as "log 1e-5..1e-2" or a list of values')
     refuse(not space, f"{path} names no parameter")
-    script.check({f"--{name}": () for name in space})
+    for name, what in space.items():
+        for value in getattr(what, "choices", None) or [what.low]:
+            script.check(as_flag(name, value))
     return space

@@ -144,10 +144,11 @@ class Study:
         """Write the result of a task; False where another one was accepted before."""
         return self.storage.create(f"results/{task_id}.json", json.dumps({"id": task_id, **result}, indent=1).encode())
 
-    def cancel(self, tasks: Iterable[Task]) -> None:
-        """Nobody does these tasks any more, except those that have finished."""
-        for task_id in {task.id for task in tasks} - self.ids():
+    def cancel(self, tasks: Iterable[Task]) -> int:
+        """Nobody does these tasks any more, except those that have finished; how many."""
+        for task_id in (found := {task.id for task in tasks} - self.ids()):
             self.storage.write(f"cancelled/{task_id}.json", b"{}")
+        return len(found)
 
     def retry(self, tasks: Iterable[Task], final: bool = True) -> int:
         """Forget the failures of tasks, and allow those that were cancelled; how many. Without `final` only failures:

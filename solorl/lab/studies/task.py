@@ -1,6 +1,7 @@
 """A task: one script on one environment with one seed and fixed flags. It can be read without the libraries, so that a
 worker starts fast."""
 
+import ast
 import hashlib
 import json
 import re
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
-from solorl.errors import UsageError, did_you_mean
+from solorl.errors import UsageError, did_you_mean, refuse, told
 from solorl.lab.studies.resources import Resources
 
 Flags = dict[str, tuple[str, ...]]  # "--learning-rate" -> its values, none for a switch
@@ -43,14 +44,24 @@ class Script:
         return self.ours and "num_seeds" in self.args
 
     def check(self, flags: Flags) -> None:
-        """UsageError for a flag that bench sets itself, and for one that a script of ours does not have."""
-        for name in flags:
+        """UsageError for a flag that bench sets itself, and one or a value that a script of ours does not take."""
+        from solorl.args.command_line import value_of
+        from solorl.catalog.header import fields_of, parse_source
+
+        items = fields_of(parse_source(self.path)) if self.ours else {}
+        for name, values in flags.items():
             plain = name.replace("_", "-")
             if plain in RESERVED:
                 raise UsageError(f"{name} cannot be a flag for the scripts; use {RESERVED[plain]}")
             allowed = [f"--{'no-' * no}{arg.replace('_', '-')}" for arg in self.arguments() for no in (False, True)]
             if self.ours and self.args and plain not in allowed:
                 raise UsageError(f"{self.path.name} has no flag {name}{did_you_mean(plain, allowed)}")
+            item = items.get(plain.removeprefix("--no-" if not values else "--").replace("-", "_"))
+            kind = ast.unparse(item.annotation) if item else ""
+            refuse(kind == "bool" and values, f"{name} takes no value; write {name} or --no-{plain[2:]}")
+            if kind in ("int", "float"):
+                with told(self.path.name, str):
+                    value_of(name, int if kind == "int" else float, " ".join(values))
 
     def arguments(self) -> list[str]:
         """The names of all its arguments."""
@@ -94,6 +105,5 @@ class Task:
     def argv(self, *more: str, seeds: int = 1) -> tuple[str, ...]:
         """The command line, with `seeds` seeds from this one on in one process."""
         path = self.script.path if self.script.ours else self.script.path.resolve()
-        many = ("--num-seeds", str(seeds)) if seeds > 1 else ()
-        given = ("--env-id", self.env_id, "--seed", str(self.seed), *many)
+        given = ("--env-id", self.env_id, "--seed", str(self.seed), *(("--num-seeds", str(seeds)) if seeds > 1 else ()))
         return (self.python or sys.executable, str(path), *given, *words(self.flags), *more)

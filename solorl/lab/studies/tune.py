@@ -22,7 +22,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from solorl.errors import UsageError, denied, told
+from solorl.errors import UsageError, denied, did_you_mean, refuse, told
 from solorl.lab.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.runs import find
@@ -136,7 +136,8 @@ class Tuner(Pool):
     """Workers that ask Optuna for trials and do their runs, until there are as many trials as there should be."""
 
     def __init__(self, search: Search, found: Any, study: Study, trials: int, slots: int, say: Callable[[str], None]):
-        self.search, self.found, self.wanted, self._say = search, found, trials, say
+        failed = sum(trial.state.name == "FAIL" for trial in found.get_trials(deepcopy=False))  # others in their place
+        self.search, self.found, self.wanted, self._say = search, found, trials + failed, say
         super().__init__(study, search.tasks({}, 1), slots, lambda text: None)
 
     def search_all(self) -> int:
@@ -258,9 +259,12 @@ class Tuner(Pool):
                 self._over.wait(self.look)
             if hopeless:
                 raise TrialPruned(hopeless)
-        score = final_score(find(self.study, task).run_dir, self.search.metric)
+        run_dir, metric = find(self.study, task).run_dir, self.search.metric
+        known = {name for row in rows_of(run_dir / METRICS) for name in row} if run_dir else set[str]()
+        refuse(metric not in {SCORE, *known}, f"{task} has no metric {metric}{did_you_mean(metric, known)}")
+        score = final_score(run_dir, metric)
         if score is None or not abs(score) < float("inf"):  # NaN is not, either
-            raise Failed(f"{task} has no finite {self.search.metric} in its {METRICS}")
+            raise Failed(f"{task} has no finite {metric} in its {METRICS}")
         return score
 
 

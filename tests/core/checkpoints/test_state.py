@@ -11,6 +11,7 @@ import torch
 from conftest import definitions
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from torch.optim import lr_scheduler as schedules
 
 from solorl.checkpoints import checkpoint as state
 from solorl.checkpoints import env_state as simulators
@@ -126,6 +127,40 @@ def test_parts_are_restored_in_place(tmp_path):
         assert state.restore(part, saved[name]) == []
     assert torch.equal(parts["module"].weight, weight) and parts["array"].tolist() == [0, 1, 2, 3]
     assert parts["tensor"].tolist() == [0, 1, 2] and parts["parameter"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("first", ["scheduler", "optimizer"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: schedules.ExponentialLR(optimizer, 0.9),
+        lambda optimizer: schedules.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+        lambda optimizer: schedules.CosineAnnealingLR(optimizer, 7),
+        lambda optimizer: schedules.SequentialLR(
+            optimizer, [schedules.ConstantLR(optimizer, 0.5, 2), schedules.StepLR(optimizer, 2)], [2]
+        ),
+    ],
+)
+def test_a_scheduler_goes_on_with_the_learning_rate_that_it_was_at(make, first, tmp_path):
+    def made():
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        return {"optimizer": optimizer, "scheduler": make(optimizer)}
+
+    def rates(parts, count):
+        found = []
+        for _ in range(count):
+            parts["optimizer"].step()
+            parts["scheduler"].step()
+            found.append(parts["optimizer"].param_groups[0]["lr"])
+        return found
+
+    parts, again = made(), made()
+    rates(parts, 3)
+    saved = round_trip({name: state.capture(part) for name, part in parts.items()}, tmp_path)
+    for name in sorted(parts, key=lambda name: name != first):
+        assert state.restore(again[name], saved[name]) == []
+    assert again["optimizer"].param_groups[0]["lr"] == parts["optimizer"].param_groups[0]["lr"]
+    assert rates(again, 5) == (found := rates(parts, 5)) and len({1.0, *found}) > 1
 
 
 def test_what_learns_in_a_namespace_is_filled_in_place(tmp_path):

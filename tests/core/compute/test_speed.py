@@ -4,6 +4,7 @@ import copy
 import math
 import shutil
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,6 +240,48 @@ def test_it_follows_numbers_and_modes():
         assert_same(forward, X)
         assert np.abs(forward(X) - before).max() > 1e-3
     assert_same(copy.deepcopy(forward), X)
+
+
+def test_it_follows_parts_that_are_replaced():
+    """As the opponent of self-play is, by a copy of the learner."""
+    forward = Forward(nn.Sequential(net(), nn.Tanh()), fast=True)
+    assert forward.in_numpy
+    for change in (
+        lambda m: setattr(m, "0", net()),
+        lambda m: m[0].__setitem__(1, nn.ReLU()),
+        lambda m: setattr(m, "1", nn.Identity()),
+        lambda m: setattr(m, "0", copy.deepcopy(m[0])),
+        step_flat,
+    ):
+        change(forward.module)
+        assert_same(forward, X)
+
+
+class Holds(nn.Module):
+    """Its result depends on what it holds: x times it."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.net, self.held = nn.Linear(3, 4), held
+
+    def forward(self, x):
+        return self.net(x) * (1.0 if self.held is None else float(getattr(self.held, "t", self.held)))
+
+
+def test_a_module_that_holds_what_may_change_unseen_is_called_in_torch():
+    forward = Forward(Holds(SimpleNamespace(t=1.0)), fast=True)
+    assert not forward.in_numpy
+    before = forward(X)
+    forward.module.held.t = 2.0
+    np.testing.assert_allclose(forward(X), 2 * before, rtol=1e-6)
+
+
+def test_nothing_may_become_a_number():
+    forward = Forward(Holds(None), fast=True)
+    assert forward.in_numpy
+    before = forward(X)
+    forward.module.held = 3.0
+    np.testing.assert_allclose(forward(X), 3 * before, rtol=1e-6)
 
 
 def test_a_forward_pass_that_counts_its_calls_is_one_of_torch():

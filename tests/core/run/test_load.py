@@ -107,6 +107,17 @@ def test_observations_without_a_batch_or_of_another_shape_are_told(ppo, obs):
         solorl.load(ppo["run"].dir)(obs)
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (3, 1), (1, 1), (2, 4)])
+@pytest.mark.parametrize("name", ["ppo_continuous_action", "ppo_continuous_action_jax"])
+def test_a_file_that_normalizes_observations_takes_no_others(name, shape, train):
+    """To subtract means of shape (3,) makes three observations of one number each."""
+    run = train(name, "--env-id", "Pendulum-v1", "--num-steps", 64, "--total-timesteps", 128, "--eval-every", 0)["run"]
+    policy = solorl.load(getattr(run, "dir", None) or run.runs[0].dir)
+    assert policy(np.zeros((5, 3), np.float32)).shape == (5, 1)
+    with pytest.raises(UsageError, match=re.escape("an observation has the shape (3,)")):
+        policy(np.zeros(shape, np.float32))
+
+
 # ---------------------------------------------------------------------- who plays and who trains
 def test_a_load_inside_a_script_that_is_played_changes_nothing_for_it(tmp_path, monkeypatch):
     """A script may load the policy of another run, its teacher, before and after it makes its own run."""
@@ -229,6 +240,7 @@ def test_errors_are_exceptions_of_one_sentence(ppo, tmp_path):
     name = run_dir.name[:-1]
     assert sentence(run_dir.with_name(name)).endswith(f"did you mean {run_dir.name}?")
     assert "is not a run folder: it has no config.json" in sentence(tmp_path)
+    assert sentence("hf://me/ppo") == "hf://me/ppo is on the hub; `solo pull` makes a run folder of it"
     (run_dir / "model.safetensors").write_bytes(b"torn")
     assert "model.safetensors cannot be read" in sentence(run_dir)
     (run_dir / "model_last.safetensors").unlink()

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -30,6 +32,13 @@ def new_folder(path):
     folder.make()
     folder.open(RunArgs(), script("ppo"), "cpu", {})
     return folder
+
+
+def test_a_metric_named_like_the_step_does_not_replace_it():
+    meter = Meter()
+    meter.add_row(7, {"global_step": 1.0, "wall_time": -1.0, "mine": 2.0})
+    (row,) = meter.take_rows()
+    assert list(row) == ["global_step", "wall_time", "mine"] and row["global_step"] == 7 and row["wall_time"] >= 0
 
 
 # ---------------------------------------------------------------------- the folder
@@ -440,3 +449,21 @@ def test_the_first_environments_are_those_of_a_share(monkeypatch):
     first = [gym.make("CartPole-v1").reset(seed=env_seed(1, TRAIN, 2 + i))[0] for i in range(2)]
     envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
     np.testing.assert_array_equal(run.reset(envs), np.array(first, np.float32))
+
+
+def test_a_loop_before_the_folder_is_opened_ends_before_the_training(train, tmp_path):
+    text = script("ppo").read_text()
+    line = next(line for line in text.splitlines() if "run.resume(" in line)
+    (tmp_path / "hacked.py").write_text(text.replace(line, "    start = 0"))
+    train(tmp_path / "hacked.py", "--total-timesteps", "1024", code=2)
+    assert train.out.splitlines()[-1].startswith("error: run.resume(...) must come before run.loop")
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_a_script_without_its_close_is_told(tmp_path):
+    text = script("ppo").read_text()
+    (tmp_path / "hacked.py").write_text("".join(line for line in text.splitlines(True) if "run.close(" not in line))
+    words = [sys.executable, tmp_path / "hacked.py", "--total-timesteps", "512", "--num-envs", "1", "--eval-every", "0"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "warning: runs/" in done.stderr
+    assert done.stderr.endswith("the script ended without run.close, so there is no last model\n")

@@ -217,6 +217,16 @@ def test_wandb_offline_gets_every_row(train, monkeypatch):
     trust.refuse_links(v["run"].dir)  # what it has left there hinders neither `solo play` nor --resume
 
 
+def test_each_of_several_seeds_has_a_run_of_wandb_of_its_own(train, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    train("ppo_jax", "--num-seeds", 2, "--total-timesteps", 1024, "--eval-every", 512, "--eval-episodes", 1, "--track")
+    files = sorted(tmp_path.glob("runs/*/wandb/offline-run-*/run-*.wandb"))
+    counts = [file.read_bytes().count(b"eval/episodic_return_std") for file in files]
+    assert len(files) == 2 and counts[0] == counts[1] > 0
+
+
 def test_tracking_without_wandb_is_refused_before_anything_is_written(train, solo, tmp_path, monkeypatch):
     """Playing a run that was tracked needs no tracker."""
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -81,9 +81,10 @@ def test_what_has_no_times_has_no_curve_by_time(tmp_path, solo):
 def test_a_csv_of_others_may_have_more_columns_in_any_order(tmp_path):
     lines = ["step,seed,return,method,environment,loss", "20,1,5,a,X-v0,0", "10,1,3,a,X-v0,", "10,2,nan,a,X-v0,0"]
     (tmp_path / "theirs.csv").write_text("\n".join(lines))
-    (run,), problems = read_all([tmp_path / "theirs.csv"])
-    assert not problems and (run.env_id, run.script, run.seed, run.global_step) == ("X-v0", "a", 1, 20)
-    assert run.eval["global_step"] == [10, 20] and run.eval["mean"] == [3, 5]  # what is no number is left out
+    (run,), (problem,) = read_all([tmp_path / "theirs.csv"])
+    assert "run 2) is left out: the run is not finished (diverged: a return is not finite)" in problem
+    assert (run.env_id, run.script, run.seed, run.global_step) == ("X-v0", "a", 1, 20)
+    assert run.eval["global_step"] == [10, 20] and run.eval["mean"] == [3, 5]
 
 
 def test_a_table_of_excel_is_read(tmp_path):

@@ -50,6 +50,7 @@ def test_a_training_is_repeated_and_a_wrong_number_is_found(stored, solo, monkey
     monkeypatch.setattr(repro, "in_checkout", lambda: False)  # golden starts have their own tests
     code, out, err = solo("repro", stored)
     assert code == 0 and err == "" and "script      as it was" in out and "packages    as they were" in out
+    assert "  evaluation  equal" in solo("repro", next((stored.parent.parent / "runs").iterdir()))[1]  # not rounded
     then = read(stored).eval
     assert f"equal: {then['mean'][0]:g} at step {then['global_step'][0]:,}" in out
     content = json.loads(gzip.decompress(stored.read_bytes()))
@@ -76,4 +77,5 @@ def test_nothing_to_repeat_is_refused(stored, solo, tmp_path, monkeypatch):
     refused(solo("repro", stored, "dqn"), "no result of dqn")  # before anything is trained
     (tmp_path / "benchmark").mkdir()
     (tmp_path / "results").rename(tmp_path / "benchmark/results")
-    refused(solo("repro", "ppo", "dqn"), "no result of dqn: nothing was found")
+    refused(solo("repro", "ppo", "dqn"), "no result of dqn")
+    refused(solo("repro", "pppo"), "no result of pppo; did you mean ppo?")

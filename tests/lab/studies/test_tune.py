@@ -1,6 +1,7 @@
 """`solo tune`: every parameter reaches the script, scores are what they should be, and kills lose nothing."""
 
 import json
+import re
 import shutil
 import signal
 import tomllib
@@ -131,6 +132,20 @@ def test_what_is_no_finite_number_is_no_score(solo, place):
     rows = ['{"mine/x": 1.5}', '{"mine/x": null}', '{"mine/x": "2"}', '{"mine/x": 3}']
     (place / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     assert tune.values(place, "mine/x") == [1.5, 3.0]
+
+
+def test_a_metric_that_is_not_logged_is_refused_after_the_first_run(solo, place):
+    code, out, err = solo(*command("--metric", "eval/episodic_retrun", trials=5))
+    assert code == 2 and "has no metric eval/episodic_retrun; did you mean eval/episodic_return?" in err
+    assert "trial 0" not in out
+    assert set(states(trials())) == {"RUNNING"}
+
+
+def test_trials_that_have_failed_are_made_up_for_by_the_same_command(solo, place):
+    (place / "space.toml").write_text("fail-at = [1]")
+    assert solo(*command(trials=2))[0] == 1 and states(trials()) == {"FAIL": 2}
+    code, out, _ = solo(*command(trials=2))
+    assert code == 1 and "2 of 4 trials so far" in out and states(trials()) == {"FAIL": 4}
 
 
 def prune_with(place, hopeless, *, seeds, steps, values):
@@ -272,6 +287,21 @@ def test_space_language(text, kind, expected):
 def test_bad_space_is_one_sentence(text):
     with pytest.raises(UsageError, match=r"^here: "):
         parse_space(text, "here")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("num-steps = [1.5, 2.5]", "--num-steps must be an integer such as 8, 500k, 2M or 1e6, got '1.5'"),
+        ('learning-rate = "a | b"', "--learning-rate must be a number, got 'a'"),
+        ('anneal-lr = "0..1"', "--anneal-lr takes no value; write --anneal-lr or --no-anneal-lr"),
+        ('anneal-lr = ["yes", "no"]', "--anneal-lr takes no value"),
+    ],
+)
+def test_values_that_the_script_cannot_have_are_refused(line, said, place):
+    (place / "space.toml").write_text(line)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        space_from_file(place / "space.toml", load_script("ppo"))
 
 
 def test_space_stands_in_the_comments_of_the_script(place):

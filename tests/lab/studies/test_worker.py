@@ -28,6 +28,7 @@ from study_tasks import (
     until,
 )  # fmt: skip
 
+from solorl.lab.results.read import read_all
 from solorl.lab.studies.lease import Leases, holder, is_fresh, machine
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.storage import Folder
@@ -86,6 +87,8 @@ def test_what_has_diverged_is_begun_again_only_with_retry(solo, place):
     code, out, _ = solo(*words[:1], "--retry", *words[1:])
     assert code == 1 and out.count("started") == 1 and "diverged: losses/value_loss is nan" in out
     assert steps(place)[1, 0] == 2
+    runs, (problem,) = read_all([place / "results"])  # whoever reads the tables hears of it
+    assert not runs and "fake__1.json.gz is left out: the run is not finished (diverged: losses/value_loss" in problem
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSEGV])
