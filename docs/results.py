@@ -55,6 +55,8 @@ DATA_SETS = {
     "cal-ql": f"{HOPPER} 'cal_ql medium-replay early'",
 }
 IMITATORS = "'dagger 5 episodes' 'gail 5 episodes' 'airl 5 episodes' 'gail no discriminator'"
+NUMBERS = ("1 episode", "5 episodes", "25 episodes")
+SECOND = " ".join(f"'{name} {number} of expert 2'" for number in NUMBERS for name in ("bc", "dagger"))
 BOTH = "benchmark/results/imitation benchmark/results/offline --env-ids"
 TEAMS = "benchmark/results/teams --env-ids"
 OFF_POLICY = "ddpg_continuous_action td3_continuous_action sac_continuous_action"
@@ -94,6 +96,7 @@ TABLES = [
     (GOALS, "bit-flipping", "benchmark/results/goals --env-ids games/BitFlip15-v0 --baseline 'dqn_her plain'"),
     (IMITATION, "cartpole", f"{BOTH} CartPole-v1 --baseline 'bc 5 episodes' --methods 'bc 5 episodes' {IMITATORS}"),
     (IMITATION, "hopper", f"{BOTH} Hopper-v5 --methods 'bc 25 episodes' 'dagger 25 episodes' 'gail 25 episodes'"),
+    (IMITATION, "episodes", f"{BOTH} Hopper-v5 --methods {SECOND}"),
     (LANGUAGE, "reverse", "benchmark/results/language --env-ids text/reverse-8"),
     (PLANNING, "tic-tac-toe", "benchmark/results/planning --env-ids games/TicTacToe-v0"),
     (PLANNING, "cartpole", "benchmark/results/planning --env-ids CartPole-v1"),
@@ -166,8 +169,7 @@ def algorithms():
     parts = []
     for family in dict.fromkeys(script.family for script in scripts()):
         files = [script for script in scripts() if script.family == family]
-        page = (ROOT / f"algorithms/{family}/README.md").read_text()
-        title = page.partition("\n")[0].removeprefix("# ")
+        title = (ROOT / f"algorithms/{family}/README.md").read_text().partition("\n")[0].removeprefix("# ")
         lines = [f"## [{title}]({family}/README.md)", ""]
         lines += ["| file | what it is | observations → actions | from | paper |", "|---|---|---|---|---|"]
         for script in in_order(files):
@@ -216,8 +218,7 @@ def qdagger():
     are the teacher's and those of learning from them. An evaluation comes with the next of their iterations of 4."""
     runs, _ = read_all([ROOT / "benchmark/results/qdagger"])
     every, columns = 250, range(0, 1001, 250)
-    head = f"| method | seed | {' | '.join(f'{step:,}' for step in columns)} |"
-    lines = [head, "|---|---:|" + "---:|" * len(columns)]
+    lines = [f"| method | seed | {' | '.join(map(str, columns))} |", "|---|---:|" + "---:|" * len(columns)]
     for run in sorted(runs, key=lambda run: (run.variant != "student", run.seed)):
         before = 1000 if run.variant == "student" else 0
         steps = [(step - before) // every * every for step in run.eval["global_step"]]

@@ -52,8 +52,7 @@ def main():
     """Train, and write the two pictures."""
     with tempfile.TemporaryDirectory() as folder:
         out = in_a_terminal([sys.executable, "-m", "solorl.cli", *COMMAND.split()[1:]], folder)
-        run_dir = next(Path(folder).glob("runs/*"))
-        shutil.copy(run_dir / "learning_curve.png", DOCS / "learning_curve.png")
+        shutil.copy(next(Path(folder).glob("runs/*")) / "learning_curve.png", DOCS / "learning_curve.png")
     lines = [line.replace(str(Path(sys.executable).parent) + "/", "") for line in screen(out)]
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(Text(f"$ {COMMAND}", style="bold"))
