@@ -692,3 +692,12 @@ def test_modern_speed_gives_the_libraries_the_settings_of_our_files(monkeypatch)
             assert ours["dropout"] == policy["dropout_rate"] and policy["layer_norm"]
         width = ours.get("width") or ours.get("critic_width") or 256
         assert policy["net_arch"] in ([width, width], {"pi": [128], "qf": [width, width]}), name
+
+
+def test_a_number_is_one_method_however_it_was_typed(tmp_path):
+    """`--total-timesteps 2k` and `2000`, both of which `solo bench` writes into the variant."""
+    for seed, text in enumerate(("2k", "2000", "2_000", "2e3"), 1):
+        args = {"total_timesteps": 2000, "clip_coef": 0.2}
+        run = make_run(tmp_path / f"run{seed}", seed=seed, args=args)
+        collect(run, tmp_path / "results", variant=f"clip-coef=0.20 total-timesteps={text}")
+    assert {one.name for one in read_all([tmp_path / "results"])[0]} == {"ppo"}

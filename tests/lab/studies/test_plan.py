@@ -114,6 +114,7 @@ def test_suites_of_the_project_are_valid():
         ('name = "s"', 'nam = "s"', "has the unknown key nam; did you mean name?"),
         ("env_ids", "env_id", "unknown key env_id; did you mean env_ids?"),
         ("[[job]]", "[[jobs]]", "unknown key jobs; did you mean job?"),
+        ("[[job]]", "[engine.slum]\n[[job]]", "has the unknown key slum; did you mean slurm?"),
         ('"1-2"', '"one"', "seeds in a [[job]]"),
         ('"1-2"', "[]", "seeds in a [[job]]"),
         ('"1-2"', '"1-2"\nnum_seeds = 2', "must have either seeds, or num_seeds"),
@@ -341,6 +342,7 @@ def test_the_time_of_day_is_the_next_one_and_for_this_machine_only(place, solo):
     assert 0 < then - time.time() <= 86_400 and time.localtime(then)[3:6] == (6, 30, 0)
     bench = ["bench", "fake.py", "--env-ids", "CartPole-v1"]
     refused(solo(*bench, "--until", "25:00"), "--until must be a time of day, such as 06:30, not 25:00")
+    refused(solo(*bench, "--until", ""), "--until must be a time of day, such as 06:30")
     refused(solo(*bench, "--until", "06:30", "--engine", "ray"), "--until is for this machine")
 
 
