@@ -69,15 +69,19 @@ def sb3(benchmark, *words, threads=1, **variables):
     return printed(sys.executable, benchmark, "--sb3", *words, threads=threads, **variables)
 
 
+def train(script, steps, folder, *flags, threads=1):
+    """Train a script (its path below algorithms/) for some steps, with its run folders in `folder`."""
+    words = [sys.executable, "-m", "solorl.cli", "train", ROOT / "algorithms" / script, *flags, "--device", "cpu"]
+    words += ["--total-timesteps", steps, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
+    words = [str(word) for word in [*words, "--threads", threads]]
+    subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
+
+
 def solorl(script, steps, warm_up, *flags, threads=1):
     """Steps per second of a script (its path below algorithms/) between two steps, by the wall times in its metrics; of
     all seeds together where it trains several."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "solorl.cli", "train", ROOT / "algorithms" / script, *flags, "--device", "cpu"]
-        words += ["--total-timesteps", steps, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder]
-        words += ["--threads", threads]
-        words = [str(word) for word in words]
-        subprocess.run(words, check=True, capture_output=True, env=environment(threads), cwd=ROOT)
+        train(script, steps, folder, *flags, threads=threads)
         seeds = [file.read_text().splitlines() for file in Path(folder).glob("*/metrics.jsonl")]
     rate = 0.0
     for lines in seeds:

@@ -8,8 +8,6 @@ traces, optimisers and the rows of replay, 10,000 of DQN, whose buffer is full, 
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -36,9 +34,7 @@ def kept(script, task, *flags):
     flags += () if script.startswith("streaming") else ("--save-replay",)
     flags += ("--learning-starts", "19_000") if "sac" in script else ()
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "solorl.cli", "train", speed.ROOT / "algorithms" / script, "--env-id", task]
-        words += ["--total-timesteps", 20_000, "--eval-every", 0, "--eval-episodes", 1, "--runs-dir", folder, *flags]
-        subprocess.run([str(word) for word in words], check=True, capture_output=True, cwd=speed.ROOT)
+        speed.train(script, 20_000, folder, "--env-id", task, *flags)
         return sum(
             file.stat().st_size
             for part in ("checkpoint", "replay")
