@@ -95,9 +95,8 @@ def process_start(pid: int) -> str | None:
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
-        words = ["ps", "-o", "state=,lstart=", "-p", str(pid)]  # of other systems
-        said = subprocess.run(words, capture_output=True, text=True).stdout.split()
-        return None if not said or said[0][0] == "Z" else "-".join(said[1:])
+        code, said = subprocess.getstatusoutput(f"ps -o state=,lstart= -p {pid}")  # on other systems
+        return None if code or said.strip()[:1] in ("", "Z") else "-".join(said.split()[1:])
     return None if fields[0] in "ZX" else fields[19]
 
 

@@ -101,7 +101,8 @@ def refuse_links(folder: Path) -> None:
 
 def refuse_hard_link(path: Path) -> None:
     """UsageError where a file that is about to be written in place is a file elsewhere, too."""
-    refuse(path.exists() and path.stat().st_nlink > 1, f"{path} is a hard link; resume a copy of the folder")
+    if path.exists() and path.stat().st_nlink > 1:
+        raise UsageError(f"{path} is a hard link: writing there would change another file; resume a copy of the folder")
 
 
 def _is_of_wandb(path: Path, folder: Path) -> bool:

@@ -292,9 +292,9 @@ def status(study: Study, tasks: Sequence[Task], as_json: bool) -> int:
     for task in tasks:
         one = found[task.id]
         if one.name != "finished" or len(tasks) == 1:
-            why = f": {one.reason}" if one.reason else ""
-            say(f"{one.name:<10} {task.id}{why}")
+            say(f"{one.name:<10} {task.id}" + f": {one.reason}" * bool(one.reason))
             if one.name == "failed":
                 say("".join(f"    | {plain(str(line))}\n" for line in one.last("tail")).rstrip("\n"))
-    say(f"{study.name}: {len(tasks)} tasks: {', '.join(f'{count} {name}' for name, count in counts.items())}")
+    numbers = ", ".join(f"{count} {name}" for name, count in counts.items())
+    say(f"{study.name}: {len(tasks)} tasks: {numbers}")
     return int("failed" in counts)

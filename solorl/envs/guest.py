@@ -107,7 +107,8 @@ class Guest(Masked):
         """`wrong`, after a look at the current observation."""
         obs, length = self.now
         if not self.wrong and (found := not_finite(obs)):
-            self.wrong = f"the observation {f'after {length} steps' if length else 'of a reset'} is {found[1]}"
+            when = f"after {length} steps" if length else "of a reset"
+            self.wrong = f"the observation {when} is {found[1]}"
         return self.wrong
 
     def fault(self, what: str) -> NoReturn:

@@ -405,8 +405,7 @@ class Run:
     @in_one_sentence()
     def next_loop(self, start: int, num_iterations: int, last: bool) -> range:
         """The iterations of one more loop; see `loop`."""
-        opened = self.play or self.rank or self.dir.is_dir()
-        refuse(not opened, "run.resume(...) must come before run.loop: it opens the run folder")
+        refuse(not (self.play or self.rank or self.dir.is_dir()), "run.resume(...) must come before run.loop")
         return self.meter.next_loop(start, num_iterations, last, bool(self.play or self.ending.why))
 
     @in_one_sentence()

@@ -186,8 +186,7 @@ def score(lines: Mapping[str, Any]) -> list[text.Cell]:
     line = lines[key]
     step, value, *ends = (line[name][-1] for name in ("x", "y", "lo", "hi"))
     band = {line["band"]: (ends[0], ends[1])}
-    estimate = comparison.Estimate(value, band.get("interval"), band.get("range"))
-    return [estimate, f"{step:,.0f}", SHOWN[key]]
+    return [comparison.Estimate(value, band.get("interval"), band.get("range")), f"{step:,.0f}", SHOWN[key]]
 
 
 def progress(run: Result, last: Mapping[str, float]) -> list[text.Cell]:

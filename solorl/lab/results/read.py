@@ -45,7 +45,7 @@ def read_all(paths: Iterable[Path], whole: bool = False, unfinished: bool = Fals
             found = list(map(printable, _read(source, curves=unfinished)))
             early = [] if unfinished else [one for one in found if one.status != "finished"]
             problems += [f"{one.source} is left out: the run is not finished ({one.status[:99]})" for one in early]
-            results += [one for one in found if one not in early]
+            results += [one for one in found if unfinished or one.status == "finished"]
         except ResultError as error:
             problems.append(str(error))
     kept, left_out = newest(named(each_once(results), whole))

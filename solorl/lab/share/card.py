@@ -66,8 +66,7 @@ def facts_of(run_dir: Path) -> Facts:
     rows = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (SCORE, STD, "global_step"))]
     refuse(not rows, f"{run_dir} has no evaluation yet, so there is no score to publish; train it to its end")
     config = runfolder.config_of(run_dir) | {"args": runfolder.args_of(run_dir)}
-    status = str(runfolder.status_of(run_dir).get("status", "unknown"))
-    return Facts(config, status.partition(":")[0], rows, model)
+    return Facts(config, str(runfolder.status_of(run_dir).get("status", "unknown")).partition(":")[0], rows, model)
 
 
 def card(facts: Facts, repo: str, source: str, files: Collection[str]) -> str:

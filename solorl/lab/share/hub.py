@@ -29,6 +29,7 @@ MODELS = (runfolder.MODEL, runfolder.LAST_MODEL)
 OF_RUN = (runfolder.CONFIG, runfolder.STATUS, runfolder.METRICS, runfolder.PICTURE, *MODELS)
 OTHERS = ("README.md", "results.json", "replay.mp4", ".gitattributes", "LICENSE")
 ALLOWED = {*OF_RUN, *OTHERS}  # next to these a repository has its script
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".npy", ".npz")  # may execute code when read
 # Arguments that say something of the owner's machine, nothing of the run.
 OWN = ("runs_dir", "resume", "record", "wandb_entity")  # record: of runs of version 0.1
 MAX_SIZE = 2000  # MB
@@ -259,10 +260,12 @@ def check_files(repo: str, entries: list[Any], max_size: float) -> None:
     scripts = [entry for entry in entries if _may_be_script(str(entry.path))]
     for entry in entries:
         path = str(entry.path)
-        plain = getattr(entry, "size", None) is not None  # unlike a folder, a link, a submodule
-        which = "is not a file of a run" if plain else "is not a plain file"
-        wrong = not plain or (path not in ALLOWED and not _may_be_script(path))
-        refuse(wrong, f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
+        for wrong, which in (
+            (path.lower().endswith(PICKLES), "may execute code when it is read"),
+            (getattr(entry, "size", None) is None, "is not a plain file"),  # a folder, a link, a submodule
+            (path not in ALLOWED and not _may_be_script(path), "is not a file of a run"),
+        ):
+            refuse(wrong, f"{repo} holds {path!r:.80}, which {which}; it is not pulled")
     missing = {runfolder.CONFIG, runfolder.MODEL} - {entry.path for entry in entries}
     what = f"it has no {min(missing)}" if missing else f"it has {len(scripts)} scripts, not one"
     refuse(missing or len(scripts) != 1, f"{repo} is not a run of SoloRL: {what}")

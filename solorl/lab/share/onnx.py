@@ -48,8 +48,7 @@ class Graph(nn.Module):
         with torch.no_grad(), Noting() as noted:
             result = self.act(*inputs)
         action, state = result if self.remembers else (result, None)
-        scores = noted.scores if self.with_scores else None
-        return tuple(each for each in (action, scores, state) if each is not None)
+        return tuple(x for x in (action, noted.scores if self.with_scores else None, state) if x is not None)
 
 
 def modules_of(function: Callable[..., Any]) -> list[nn.Module]:

@@ -260,9 +260,9 @@ class Tuner(Pool):
             if hopeless:
                 raise TrialPruned(hopeless)
         run_dir, metric = find(self.study, task).run_dir, self.search.metric
-        known = {name for row in rows_of(run_dir / METRICS) for name in row} if run_dir else set[str]()
-        refuse(metric not in {SCORE, *known}, f"{task} has no metric {metric}{did_you_mean(metric, known)}")
         score = final_score(run_dir, metric)
+        known = {name for row in rows_of(run_dir / METRICS) for name in row} if run_dir and score is None else {metric}
+        refuse(metric not in {SCORE, *known}, f"{task} has no metric {metric}{did_you_mean(metric, known)}")
         if score is None or not abs(score) < float("inf"):  # NaN is not, either
             raise Failed(f"{task} has no finite {metric} in its {METRICS}")
         return score

@@ -401,7 +401,7 @@ def test_rows_are_not_written_through_a_hard_link(train, solo, copy, tmp_path):
     (copy / "metrics.jsonl").rename(precious)
     os.link(precious, copy / "metrics.jsonl")
     before = precious.read_bytes()
-    left_alone(train, copy, "metrics.jsonl is a hard link; resume a copy of the folder")
+    left_alone(train, copy, "metrics.jsonl is a hard link: writing there would change another file")
     assert solo("play", copy, "--episodes", 1)[0] == 0  # which reads only
     assert precious.read_bytes() == before and len(rows(copy)) > 0
 

@@ -271,8 +271,9 @@ def test_a_run_of_the_hub_is_exported_by_the_same_rule(pushed, solo, here):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model.pkl": b"x"}, "'model.pkl', which is not a file of a run"),
-        ({"pytorch_model.bin": b"x"}, "which is not a file of a run"),
+        ({"model.pkl": b"x"}, "'model.pkl', which may execute code"),
+        ({"pytorch_model.bin": b"x"}, "which may execute code"),
+        ({"evil.PT": b"x"}, "which may execute code"),
         ({"notes.txt": b"x"}, "'notes.txt', which is not a file of a run"),
         ({"hub.json": b"{}"}, "'hub.json', which is not a file of a run"),
         ({"checkpoint/state.json": b"x"}, "'checkpoint', which is not a plain file"),
