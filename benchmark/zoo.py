@@ -79,7 +79,7 @@ def played(run_dir: Path) -> list[bytes]:
         return result
 
     seeds = [env_seed(policy.args.seed, CONFIRM, i) for i in range(EPISODES)]
-    play_games(open_games(policy.maker, policy.env_id, EPISODES), act, seeds)
+    play_games(open_games(policy.maker, policy.env_id, seeds), act, seeds)
     return seen
 
 

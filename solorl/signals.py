@@ -3,8 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -40,13 +39,3 @@ def restore(before: dict[int, Any]) -> None:
     """Send the signals where they went before a `listen`."""
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@contextmanager
-def handled(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
-    """The signals go to `handler(number, frame)` inside the block; after it they go where they went before."""
-    before = listen(handler, numbers)
-    try:
-        yield
-    finally:
-        restore(before)

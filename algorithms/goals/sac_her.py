@@ -107,15 +107,15 @@ class GoalReplay:
     rows of one environment are num_envs apart. Rows are numbered from 0 on; row n lies at the index n % capacity."""
 
     def __init__(self, capacity, num_envs, spaces, action_space):
-        obs_shape, goal_shape = spaces["observation"].shape, spaces["desired_goal"].shape
+        obs_shape, goal = spaces["observation"].shape, spaces["desired_goal"]
         self.arrays = {
             "obs": np.zeros((capacity, *obs_shape), np.float32),
-            "goal": np.zeros((capacity, *goal_shape), np.float32),
+            "goal": np.zeros((capacity, *goal.shape), goal.dtype),
             "action": np.zeros((capacity, *action_space.shape), action_space.dtype),
             "reward": np.zeros(capacity, np.float32),
             "done": np.zeros(capacity, np.float32),
             "next_obs": np.zeros((capacity, *obs_shape), np.float32),
-            "achieved": np.zeros((capacity, *goal_shape), np.float32),  # the goal that the step has reached
+            "achieved": np.zeros((capacity, *goal.shape), goal.dtype),  # the goal that the step has reached
             "first": np.zeros(capacity, bool),  # whether an episode begins with this step
         }
         self.capacity, self.num_envs, self.inserted = capacity, num_envs, 0  # `inserted`: rows ever inserted
@@ -150,7 +150,7 @@ class GoalReplay:
         # the reward is that of where the step has led; its part that does not depend on goals, as of a crash, is kept
         own, new = (compute_reward(rows.achieved, each, {}) for each in (rows.goal, goal))
         reward = (rows.reward + (new - own)).astype(np.float32)
-        obs, next_obs = np.concatenate([rows.obs, goal], 1), np.concatenate([rows.next_obs, goal], 1)
+        obs, next_obs = (joined({"observation": x, "desired_goal": goal}) for x in (rows.obs, rows.next_obs))
         done = np.maximum(rows.done, compute_terminated(rows.achieved, goal, {}))  # some tasks end at the goal
         columns = (obs, rows.action, reward, done, next_obs)
         return Batch(*(torch.from_numpy(column).to(device) for column in columns))

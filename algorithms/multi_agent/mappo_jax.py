@@ -314,6 +314,7 @@ def train_iteration(training, setup):
     ((params, optimizer_state), _), (metrics, epoch_ran) = jax.lax.scan(epoch, carry, keys)
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
+    assert all(values.ndim == 2 for values in metrics.values()), "a metric of a gradient step must be one number"
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
     # advantage: returns - value

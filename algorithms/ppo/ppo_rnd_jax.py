@@ -332,6 +332,7 @@ def train_iteration(training, setup):
 
     # ---- 4. report: sums of the metrics over the gradient steps, and how many there were
     # metrics: (update_epochs, num_minibatches) each
+    assert all(values.ndim == 2 for values in metrics.values()), "a metric of a gradient step must be one number"
     sums = {name: values.sum(where=epoch_ran[:, None]) for name, values in metrics.items()}
     count = epoch_ran.sum() * args.num_minibatches
     charts = {"charts/learning_rate": jnp.float32(learning_rate), "charts/intrinsic_reward": int_reward.mean()}

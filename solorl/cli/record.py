@@ -60,8 +60,8 @@ def record(loaded: Any, act: Any, recording: Any, args: Any, run_dir: Path) -> N
     from solorl.run.evaluation import stepwise
 
     together = "num_envs" in inspect.signature(loaded.maker).parameters
-    count, env_id = args.num_envs, loaded.env_id
-    envs: Any = loaded.maker(env_id, count) if together else VectorEnvs([hosted(loaded.maker, env_id)] * count)
+    count, env_id, make = args.num_envs, loaded.env_id, loaded.maker
+    envs: Any = make(env_id, count) if together else VectorEnvs([hosted(make, env_id, seed=i) for i in range(count)])
     refuse(not together and teams_of(envs.envs[0]), f"{env_id} has several agents; what is recorded is one agent's")
     seed = loaded.args.seed if args.seed is None else args.seed
     seed_all(replace(loaded.args, seed=seed))

@@ -117,13 +117,13 @@ def train_together(path: Path, flags: Sequence[str], count: int) -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(count)}
     try:
-        with signals.handled(pass_on, signals.listened()):
-            for rank in range(count):
-                own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                words = [*dying_with_parent(), *command_of("train", path, *flags)]
-                # Ctrl+C reaches them through us only
-                ranks.append(subprocess.Popen(words, env=own, process_group=0))
-            return _wait(ranks)
+        signals.listen(pass_on, signals.listened())
+        for rank in range(count):
+            own = os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            words = [*dying_with_parent(), *command_of("train", path, *flags)]
+            # Ctrl+C reaches them through us only
+            ranks.append(subprocess.Popen(words, env=own, process_group=0))
+        return _wait(ranks)
     finally:
         for each in ranks:
             each.kill()

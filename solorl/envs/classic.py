@@ -145,11 +145,11 @@ class JaxEnvs:
     """
 
     def __init__(self, env_id: str, num_envs: int, dynamics: Dynamics | None = None):
-        env = gym.make(env_id)
+        env: Any = gym.make(env_id)
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
         self.dynamics, self.num_envs = dynamics or DYNAMICS[env_id], num_envs
-        self.max_steps = gym.spec(env_id).max_episode_steps or np.iinfo(np.int32).max
+        self.max_steps = env.spec.max_episode_steps or np.iinfo(np.int32).max
 
     def reset(self, key):
         """New episodes everywhere: state, obs (num_envs, obs_dim)."""

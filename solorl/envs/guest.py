@@ -48,7 +48,8 @@ SAID: set[str] = set()
 
 class Guest(Masked):
     """An environment at the boundary. What it does wrong is a UsageError with a sentence that names it; where
-    `ends` is the id of this process, the program ends with the sentence and exit code 1.
+    `ends` is the id of this process, the program ends with the sentence and exit code 1. What its construction draws
+    from the global generators depends on `seed` only.
 
     `wrong` is the first reward, or first or last observation of an episode, that is NaN or infinite, as a phrase; to
     look at every observation would take too long, `look` does so with the current one. `own` are the states of the
@@ -59,9 +60,10 @@ class Guest(Masked):
     wrong = ""
     now: tuple[Any, int] = (None, 0)  # current observation, steps of the episode
 
-    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0):
+    def __init__(self, make_env: Callable[[], gym.Env], env_id: str, manners: Manners, ends: int = 0, seed: int = 0):
         self.env_id, self._manners, self._ends, self._home = env_id, manners, ends, dict[str, Any]()
         with undisturbed():
+            bring_back({RANDOM: seeded(2**63 + seed)})  # to build it; seeds of resets are smaller
             super().__init__(self._watched(make_env))
         if manners.changes and self.own is None:
             self.own = now(OWN)
@@ -83,6 +85,8 @@ class Guest(Masked):
 
     def step(self, action: Any) -> Any:
         """See `gymnasium.Env.step`."""
+        if isinstance(action, (np.ndarray, tuple, dict)):  # views of what the script keeps: it may change its own
+            action = copy.deepcopy(action)
         obs, reward, terminated, truncated, info = self._visit(self.env.step, action)
         self.now = (obs, self.now[1] + 1)
         if not (isinstance(reward, (float, int)) and math.isfinite(reward)):
@@ -193,10 +197,10 @@ def say_once(sentence: str) -> None:
         warn(sentence)
 
 
-def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, **named: Any) -> Callable[[], Guest]:
-    """A function that gives the environment `make_env(env_id, **named)` as a `Guest`. Another process can have it."""
+def hosted(make_env: Callable[..., Any], env_id: str, ends: bool = False, seed: int = 0, **more: Any) -> partial[Guest]:
+    """A function that gives the environment `make_env(env_id, **more)` as a `Guest`. Another process can have it."""
     manners, process = KNOWN.get(env_id, Manners()), os.getpid() if ends else 0
-    return partial(Guest, partial(make_env, env_id, **named), env_id, manners, process)
+    return partial(Guest, partial(make_env, env_id, **more), env_id, manners, process, seed)
 
 
 def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> VectorEnvs:
@@ -204,8 +208,11 @@ def vector_env(make_env: Callable[..., Any], env_id: str, num_envs: int) -> Vect
     Their observations are copies, which no later step and no reset changes."""
     if env_id not in KNOWN:
         try_out(make_env, env_id)
-    host = hosted(make_env, env_id)
-    return VectorEnvs([lambda: gym.wrappers.TransformObservation(host(), copy.deepcopy, None)] * num_envs)
+
+    def make(seed: int) -> gym.Env:
+        return gym.wrappers.TransformObservation(hosted(make_env, env_id, seed=seed)(), copy.deepcopy, None)
+
+    return VectorEnvs([partial(make, i) for i in range(num_envs)])
 
 
 def guest_in(env: Any) -> Guest | None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,6 +228,7 @@ class Ending:
             self.folder.path.stat()  # as above
             counters = self.meter.counters() | self.evaluator.counters()
             counters["metrics_bytes"] = self.folder.metrics.sync() if self.folder.metrics else 0
+            counters |= {"reached": self.args.target_return} if self.why == "target" else {}
             self.checkpoints.save(step, counters, self.args.save_replay, others)
             self.set_status(self.folder.status)
 
@@ -236,6 +237,10 @@ class Ending:
         about = {"step": str(self.meter.step), SCORE: repr(self.evaluator.last[1]), "script": self.script.name}
         with self.folder.writing(name, kept=(self.folder.path / name).exists()):
             self.checkpoints.save_model(name, about)
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Continue from these counters: a run that had reached its target ends."""
+        self.why = "target" if saved.get("reached", "") == self.args.target_return else ""
 
     # ------------------------------------------------------------------ the end
     def end(self, policy: Policy, make_env: MakeEnv) -> None:

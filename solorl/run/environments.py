@@ -22,8 +22,8 @@ from solorl.scripts import file_for, use_instead
 class Opened:
     """Opens environments for one script; `apart`: each in a process of its own."""
 
-    def __init__(self, script: Path, apart: bool):
-        self.script, self.apart = script, apart
+    def __init__(self, script: Path, apart: bool, seed: int, rank: int):
+        self.script, self.apart, self.seed, self.rank = script, apart, seed, rank
         self.unread_mask = False  # whether the environment gives masks, which the script does not read
 
     def vector_env(self, kind: type, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
@@ -34,7 +34,8 @@ class Opened:
         if self.apart and (manners.agents or kind is not VectorEnvs):
             raise UsageError(f"--async-envs is for environments of one agent, not for games of several as {env_id}")
         kind = AsyncEnvs if self.apart else kind
-        return kind([hosted(make_env, env_id, ends=not self.apart)] * num_envs)
+        seeds = [env_seed(self.seed, TRAIN, self.rank * num_envs + i) for i in range(num_envs)]
+        return kind([hosted(make_env, env_id, ends=not self.apart, seed=each) for each in seeds])
 
     def multi_agent_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` games of several agents. UsageError as above."""
@@ -67,8 +68,9 @@ def check_spaces(script: Path, env_id: str, envs: Any, obs: str, action: str) ->
     return spaces[0]
 
 
-def count_iterations(args: Any, steps: int, minibatches: int | None, batch: int | None) -> int:
-    """See `Run.iterations`; UsageError where that ends the run."""
+def count_iterations(args: Any, sizes: list[int], steps: int, minibatches: int | None, batch: int | None) -> int:
+    """See `Run.iterations`; UsageError where that ends the run. Adds `steps` to `sizes`."""
+    sizes.append(steps)
     total = int(args.total_timesteps)
     refuse(total < steps, f"--total-timesteps {total} is less than one iteration of {steps} steps")
     what = f"--num-minibatches {minibatches} must divide the batch of {steps} steps into parts of 2 or more"

@@ -53,19 +53,18 @@ def stepwise(policy: Policy, num_envs: int) -> Callable[..., Any]:
     return act
 
 
-def open_games(make_env: MakeEnv, env_id: str, count: int) -> list[Any]:
-    """`count` environments for `play_episodes`. A `make_env(env_id, num_envs, **kwargs)` makes them together, as one
-    vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
+def open_games(make_env: MakeEnv, env_id: str, seeds: Sequence[int], **named: Any) -> list[Any]:
+    """Environments for `play_episodes`, one for each of `seeds`, by which they are built. A `make_env(env_id, num_envs,
+    **kwargs)` makes them together, as one vector environment; a `make_env(env_id, **kwargs)` makes one at a time."""
     if "num_envs" in inspect.signature(make_env).parameters:
-        return [make_env(env_id, count)]
-    return [hosted(make_env, env_id)() for _ in range(count)]
+        return [make_env(env_id, len(seeds), **named)]
+    return [hosted(make_env, env_id, seed=each, **named)() for each in seeds]
 
 
-def open_game(make_env: MakeEnv, env_id: str, render_mode: str) -> Any:
+def open_game(make_env: MakeEnv, env_id: str, render_mode: str, seed: int) -> Any:
     """One environment to be looked at, see `open_games`."""
-    if "num_envs" in inspect.signature(make_env).parameters:
-        return First(make_env(env_id, 1, render_mode=render_mode))
-    return hosted(make_env, env_id, render_mode=render_mode)()
+    [env] = open_games(make_env, env_id, [seed], render_mode=render_mode)
+    return First(env) if isinstance(env, gym.vector.VectorEnv) else env
 
 
 def play_episodes(
@@ -166,7 +165,7 @@ class Evaluator:
     ) -> Any:
         """`play_games` with the seeds from number `first` of a stream on, in environments that are kept as `name`."""
         if name not in self._envs:
-            self._envs[name] = open_games(make_env, self.args.env_id, self.args.eval_episodes)
+            self._envs[name] = open_games(make_env, self.args.env_id, self.seeds(EVALUATE, 0))
         return play_games(self._envs[name], policy, self.seeds(stream, first), said=said)
 
     def seeds(self, stream: int, first: int) -> list[int]:

@@ -122,13 +122,14 @@ class Play:
             text = getattr(args, "env_kind", "") == "text"  # prompts and answers are printed
             if (self.render and not text) or self.opponent:
                 policy = partial(_told, policy, tell) if self.opponent and tell else policy
-                env = open_game(make_env, args.env_id, "human" if self.render else "rgb_array")
-                returns = np.concatenate([play_episodes([env], policy, [each], said=said)[0] for each in seeds])
-                env.close()
+                games = [open_game(make_env, args.env_id, "human" if self.render else "rgb_array", seeds[0])]
+                returns = np.concatenate([play_episodes(games, policy, [each], said=said)[0] for each in seeds])
             else:
-                games = open_games(make_env, args.env_id, len(seeds))
+                games = open_games(make_env, args.env_id, seeds)
                 returns, _ = play_episodes(games, policy, seeds, said=said)
                 print(*(f"{plain(str(game.unwrapped.render()))}\n" for game in games if text), sep="", end="")
+            for game in games:
+                game.close()
             mean, std, low, high = scores(returns.mean(), returns.std(), returns.min(), returns.max())
             who = f"{len(seeds)} {'stochastic' if self.stochastic else 'greedy'} episodes"
             also = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in means(said).items())
@@ -139,7 +140,7 @@ class Play:
     def _points(self, env_id: str, policy: Policy, make_env: MakeEnv, seeds: Sequence[int]) -> None:
         """Say the fraction of points on each side of the board."""
         for side, word in enumerate(("first", "second")):
-            points, _ = play_episodes(open_games(partial(make_env, side=side), env_id, len(seeds)), policy, seeds)
+            points, _ = play_episodes(open_games(partial(make_env, side=side), env_id, seeds), policy, seeds)
             low, high = interval(points)
             said = f"{points.mean():.3f} of the points in {len(seeds)} games, 95 % interval {low:.3f} to {high:.3f}"
             print(f"{plain(env_id)} against {plain(self.opponent)}, moving {word}: {said}")
@@ -224,7 +225,7 @@ def play_script(
 def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> None:
     """Run a file in this process as `python path flags...` would; its exceptions and SystemExit pass through. Without
     `neighbours` it does not find the modules in its folder. UsageError if it imports a module that is missing and that
-    one of our extras brings, and without `neighbours` any that is missing."""
+    one of our extras brings, and any that is missing without `neighbours` or where the run is only played."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [str(path), *flags]
     if neighbours:
@@ -232,8 +233,9 @@ def run_script(path: Path, flags: Sequence[str], neighbours: bool = True) -> Non
     try:
         runpy.run_path(str(path), run_name="__main__")
     except ModuleNotFoundError as error:
-        alone = f"{path} needs {error.name}, which is not installed; a copy finds no modules next to it: set PYTHONPATH"
-        if sentence := missing_extra(path.name, error) or (not neighbours and alone):
+        alone = "" if neighbours else "; a copy finds no modules next to it: set PYTHONPATH"
+        lacks = f"{path} needs {error.name}, which is not installed{alone}"
+        if sentence := missing_extra(path.name, error) or ((alone or play_wanted()) and lacks):
             raise UsageError(sentence) from error
         raise
     finally:

@@ -49,6 +49,7 @@ class Meter:
         self._spent: dict[str, float] = {}  # name -> seconds since the last row in what `timed` looks at
         self._last_row = (0, 0.0)  # its step and wall time
         self._stopped = 0  # the loop in which the run that is resumed stopped
+        self.sizes: list[int] = []  # environment steps of an iteration, of each loop that says it
 
     # ------------------------------------------------------------------ loops
     def next_loop(self, start: int, num_iterations: int, last: bool, over: bool) -> range:
@@ -199,6 +200,7 @@ class Meter:
         return {
             "phase": self.phase,
             "iteration": self.iteration + 1,
+            "sizes": self.sizes,
             "step": self.step,
             "due": self._due,
             "wall_time": self.wall_time(),
@@ -209,9 +211,14 @@ class Meter:
         }
 
     def resume(self, saved: Mapping[str, Any], num_envs: int | None = None) -> None:
-        """Continue from these counters. ValueError where they are of another number of environments."""
+        """Continue from these counters. ValueError where they are of another number of environments, or of steps of an
+        iteration."""
         if saved["returns"] is not None and len(saved["returns"]) != (num_envs or len(saved["returns"])):
             raise ValueError(f"there were {len(saved['returns'])} environments, not {num_envs}")
+        if saved.get("sizes", self.sizes) != self.sizes:
+            raise ValueError(
+                f"an iteration had {saved['sizes']} environment steps, not {self.sizes}: it must keep them"
+            )
         self.step, self.iteration, self._stopped = saved["step"], saved["iteration"] - 1, saved["phase"]
         self._due, self._elapsed = dict(saved["due"]), saved["wall_time"]
         self.returns, self.lengths = saved["returns"], saved["lengths"]

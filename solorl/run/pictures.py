@@ -58,7 +58,7 @@ def film_to(run_dir: Path, name: str, seed: int, policy: Policy, make_env: Any, 
         os.environ.setdefault("MUJOCO_GL", "egl")  # also where it is missing, so that the error names it
     try:
         run_dir.stat()  # FileNotFoundError where it was moved or removed: it must not be made again
-        with contextlib.closing(open_game(make_env, env_id, "rgb_array")) as env:
+        with contextlib.closing(open_game(make_env, env_id, "rgb_array", seed)) as env:
             film(env, policy, seed, path)
     except Exception as error:  # no renderer, no codec, no space: a film is not worth a training
         frames = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}

@@ -33,7 +33,7 @@ from solorl.files import is_plain_name, near, read_json, write_atomically
 from solorl.machine import check_array, own_cores
 from solorl.run.ending import UNSAVED, Voice, how_to_go_on
 from solorl.run.evaluation import Also, MakeEnv
-from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, without_replay
+from solorl.run.trainings import JaxReplay, Part, PolicyOfSeed, Trainings, names_of, without_replay
 from solorl.run.verbs import Run
 from solorl.runfolder import CONFIG, TOGETHER, checkpoints, status_of, step_of
 from solorl.terminal import Progress, paint, scores, warn
@@ -56,7 +56,10 @@ class Runs:
             arguments = arguments_of(args, self.threads)
         self.runs = [Run(each, device=device, quiet=self.num_seeds > 1) for each in arguments]
         self.say = Voice()
-        self.play = self.runs[0].play
+        self.play = (first := self.runs[0]).play
+        # verbs of `Run` that are the same for all seeds; a vector_env is for its spaces: compiled code cannot step it
+        self.require, self.require_spaces, self.iterations = first.require, first.require_spaces, first.iterations
+        self.vector_env, self.dataset, self.keep = first.vector_env, first.dataset, first.keep
         self._model = ""  # the field of a training that `act` needs
         self.side_by_side = self.num_seeds > 1 and not xla.is_cpu(self.runs[0].device)  # vmap
         self._envs: Any = None
@@ -68,34 +71,10 @@ class Runs:
         self._before: dict[int, Any] = {}  # as in `Run`
 
     # ------------------------------------------------------------------ verbs, in the order of a script
-    def require(self, condition: Any, sentence: str) -> None:
-        """See `Run.require`."""
-        self.runs[0].require(condition, sentence)
-
-    def require_spaces(self, envs: Any, obs: str, action: str) -> None:
-        """See `Run.require_spaces`."""
-        self.runs[0].require_spaces(envs, obs, action)
-
-    def iterations(self, steps: int, minibatches: int | None = None, batch: int | None = None) -> int:
-        """See `Run.iterations`."""
-        return self.runs[0].iterations(steps, minibatches, batch)
-
     def open_envs(self, env_id: str, num_envs: int) -> Any:
         """Environments for training: in JAX if there are any of this kind, else in EnvPool."""
         self._envs = open_envs(env_id, num_envs, num_threads=max(1, len(own_cores()) // self.num_seeds))
         return self._envs
-
-    def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
-        """See `Run.vector_env`; for the spaces only, for compiled code cannot step them."""
-        return self.runs[0].vector_env(make_env, env_id, num_envs)
-
-    def dataset(self, folders: str, envs: Any) -> Any:
-        """See `Run.dataset`; all seeds have the same one."""
-        return self.runs[0].dataset(folders, envs)
-
-    def keep(self, address: str) -> Path:
-        """See `Run.keep`; all seeds have the same one."""
-        return self.runs[0].keep(address)
 
     def resume(self, begin: Callable[[Any], Any], model: str, envs: Sequence[str] = ()) -> tuple[Any, int]:
         """Begin the training of each seed: `begin` maps the key of a seed to a NamedTuple of all that will change; a
@@ -107,16 +86,19 @@ class Runs:
         of which all have a whole checkpoint; one that had ended before the others stays as it is. Opens the run
         folders: nothing has been written before.
 
+        UsageError where a checkpoint cannot hold a training.
+
         Returns the training and the iteration to start from, as `Run.resume` does. With several seeds the training is a
         list of one for each, because on the CPU each runs the same code as alone; on other devices, where one call
         trains all (vmap), it is one whose leaves have a first axis of seeds.
         """
-        lost = tuple(envs) if envs and not getattr(self._envs, "saved", True) else ()
+        first, lost = self.runs[0], tuple(envs) if envs and not getattr(self._envs, "saved", True) else ()
         if self.play:
             begin = functools.partial(without_replay, begin)
         keys = [jax.random.PRNGKey(run.args.seed) for run in self.runs]
-        if xla.is_cpu(self.runs[0].device):
-            for leaf in jax.tree.leaves(jax.eval_shape(begin, keys[0])):
+        for name, leaf in names_of(jax.eval_shape(begin, keys[0])).items():
+            refuse(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), f"{name} must be a key of jax.random.PRNGKey")
+            if xla.is_cpu(first.device):
                 check_array(self.args, leaf.shape, leaf.dtype.itemsize * self.num_seeds)
         self.trainings = Trainings(begin, keys, self.side_by_side)
         again = jax.jit(lambda key: {field: getattr(begin(key), field) for field in lost})
@@ -337,7 +319,7 @@ class Runs:
 
     def _say_evaluations(self, when: str, step: int | None = None) -> None:
         """One line for the evaluations of several seeds: those at `step`, or the last ones."""
-        found = [run.evaluator.last[:2] for run in self.runs]
+        found = [run.evaluator.last[:2] for run in self.runs if not run.folder.status.startswith("diverged")]
         means = [mean for at, mean in found if (step is None and at >= 0) or at == step]
         if self.num_seeds > 1 and means:
             mean, *ends = scores(float(np.mean(means)), min(means), max(means))

@@ -72,7 +72,7 @@ class Run:
         self.checkpoints = Checkpoints(self.folder.path, self.ranks)
         parts = (self.folder, self.meter, self.evaluator, self.checkpoints, self.ranks, self.say)
         self.ending = Ending(args, self.script, self.env_id, *parts)
-        self.opened = Opened(self.script, args.async_envs and not self.play)
+        self.opened = Opened(self.script, args.async_envs and not self.play, args.seed, self.rank)
         self.restarted: list[int] = []  # environments whose episodes `resume` could not continue and started again
         self._line = Progress()
         if self.world_size > 1:
@@ -114,7 +114,7 @@ class Run:
         Ends with one sentence and exit code 2 where that is none; where the `minibatches` of `--num-minibatches` do not
         divide the steps into parts of two or more; and where the replay buffer never holds a `batch` of `--batch-size`.
         """
-        return count_iterations(self.args, steps, minibatches, batch)
+        return count_iterations(self.args, self.meter.sizes, steps, minibatches, batch)
 
     @in_one_sentence()
     def vector_env(self, make_env: MakeEnv, env_id: str, num_envs: int) -> VectorEnvs:
@@ -372,6 +372,7 @@ class Run:
                     with fitting(f"the checkpoint in {near(self.dir)}"):
                         self.meter.resume(saved, getattr(self.args, "num_envs", None))
                         self.evaluator.resume(saved)
+                    self.ending.resume(saved)
             except BaseException:
                 self.folder.unlock()
                 raise

@@ -169,6 +169,27 @@ def test_the_rewards_are_those_of_the_task_with_the_other_goal():
         assert again.tolist() == rewards and -50 < sum(rewards) < 0
 
 
+@pytest.mark.parametrize("name", ENVS)
+def test_goals_far_from_zero_keep_their_rewards(name):
+    """In metres of a map: float32 would round them to half a metre, and rewards of 0 and -1 would become others."""
+    generator, near = np.random.default_rng(0), 4.5e6
+
+    def reward(achieved, desired, info):
+        return -(np.abs(achieved - desired).sum(-1) > 0.2).astype(np.float64)
+
+    class Far(Box):
+        dtype = np.float64
+
+    part = {"dqn_her": DQN, "sac_her": SAC}[name]["GoalReplay"]
+    replay = part(400, 4, {"observation": Box, "desired_goal": Far}, Box)
+    for t in range(100):
+        achieved, goal = near + generator.uniform(0, 1, (2, 4, 1))
+        columns = (achieved, goal, np.zeros((4, 1)), reward(achieved, goal, {}), np.zeros(4), achieved, achieved)
+        replay.add(*columns, np.full(4, t % 20 == 0))
+    batch = replay.sample(4_000, 4, "future", reward, never, "cpu")
+    assert set(batch.reward.tolist()) == {0.0, -1.0} and batch.obs.dtype == torch.float32
+
+
 # ---------------------------------------------------------------------- the loops
 @EITHER
 def test_the_buffer_holds_what_the_simulator_did(name, train):

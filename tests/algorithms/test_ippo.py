@@ -301,7 +301,7 @@ def test_opening_games_moves_no_random_number_of_the_training():
     np.random.seed(1), torch.manual_seed(1)
     for env_id in ("team/two_step", "mpe/simple_spread_v3"):
         check_env_id(env_id)
-        Opened(Path(__file__), apart=False).multi_agent_env(make_env, env_id, 2)
+        Opened(Path(__file__), False, 1, 0).multi_agent_env(make_env, env_id, 2)
     assert (np.random.random(), torch.rand(1)) == want
 
 

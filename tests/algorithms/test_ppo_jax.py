@@ -380,3 +380,23 @@ def test_xla_has_as_many_threads_as_asked_for_and_resumed_seeds_have_the_same(tm
     assert threads("--resume", of[6], *more) == 2  # of two seeds together, one alone
     kept = {path.name for path in (tmp_path / "cache/solorl/jax").iterdir()}
     assert kept == {"threads_1", "threads_2"}
+
+
+def test_a_key_that_no_checkpoint_can_hold_is_refused_at_the_start(train, tmp_path):
+    """Else the first save would lose what was trained."""
+    text, mine = script("ppo_jax").read_text(), tmp_path / "mine.py"
+    old = "obs, key, jnp.int32(0))"
+    assert text.count(old) == 1
+    mine.write_text(text.replace(old, "obs, jax.random.key(3), jnp.int32(0))"))
+    train(mine, *SMALL, "--total-timesteps", 512, code=2)
+    assert "key must be a key of jax.random.PRNGKey" in train.out
+    assert train.out.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+def test_a_metric_that_is_not_one_number_is_no_sum_of_its_entries(train, tmp_path):
+    text, mine = script("ppo_jax").read_text(), tmp_path / "mine.py"
+    old = '"losses/entropy": entropy.mean(),'
+    assert text.count(old) == 1
+    mine.write_text(text.replace(old, f'{old}\n        "mine/vector": jnp.abs(logratio),'))
+    with pytest.raises(AssertionError, match="a metric of a gradient step must be one number"):
+        train(mine, *SMALL, "--total-timesteps", 512, "--num-minibatches", 4)  # as many as epochs

@@ -73,6 +73,28 @@ class Draws(Seeds):
         pass
 
 
+class Built(Rude):
+    """Is built with random numbers of the global generators, which it shows."""
+
+    def __init__(self):
+        self.mass = random.random() + np.random.random() + float(torch.rand(()))
+
+    def draw(self):
+        return self.mass
+
+
+class Writes(Rude):
+    """Writes into the actions that it gets. `seen` are those that any of them got."""
+
+    action_space = gym.spaces.MultiDiscrete([3, 3])
+    seen = []  # noqa: RUF012
+
+    def step(self, action):
+        Writes.seen.append(action.tolist())
+        action[:] = 0
+        return super().step(0)
+
+
 class Moves(Rude):
     """Changes the current folder when it is made, and expects to be there later."""
 
@@ -266,6 +288,8 @@ for _kind in (
     Seeds,
     Levels,
     Draws,
+    Built,
+    Writes,
     Moves,
     MovesLate,
     Short,

@@ -87,6 +87,8 @@ def record_replayed(rows: Mapping[str, np.ndarray], recording: Recording, about:
     spaces = env.observation_space, env.action_space
     shape: Any = (*rows["reward"].shape, *(spaces[0].shape or ()))
     obs, next_obs = (rows[name].reshape(shape) for name in ("obs", "next_obs"))
+    large = spaces[0].dtype.kind in "iu" and np.abs(obs).max() >= 2**24
+    refuse(large, "observations of 2**24 and more are rounded in a replay buffer; solo record has them as they are")
     terminated = as_flags(rows["done"], "done")
     other = (rows["next_obs"][:-1] != rows["obs"][1:]).any(-1)
     truncated = np.concatenate([other, np.zeros_like(terminated[:1])]) & ~terminated

@@ -49,7 +49,7 @@ class Leases(threading.Thread):
         super().__init__(daemon=True)
         self._storage, self._seconds, self._lost = storage, seconds, lost
         self._owner = {"machine": machine(), "handle": own_handle()}
-        self._held, self._lock, self._over = set[str](), threading.RLock(), threading.Event()
+        self._held, self._lock, self.over = set[str](), threading.RLock(), threading.Event()
 
     def take(self, task_id: str) -> dict[str, Any] | None:
         """Take a free lease: what a dead holder has left there, empty where it was released; None where it is not free.
@@ -76,8 +76,8 @@ class Leases(threading.Thread):
                 self._storage.delete(f"leases/{task_id}.json")
 
     def run(self) -> None:
-        """Beat until `stop`. What the storage refuses now is tried again later."""
-        while not self._over.wait(self._seconds / 4):
+        """Beat until `over` is set. What the storage refuses now is tried again later."""
+        while not self.over.wait(self._seconds / 4):
             for task_id in [*self._held]:
                 with self._lock, contextlib.suppress(OSError):
                     self._beat(task_id)
@@ -91,10 +91,6 @@ class Leases(threading.Thread):
         self._storage.write(f"leases/{task_id}.json", self._data())
         if self._storage.exists(f"cancelled/{task_id}.json"):
             self._lost(task_id, "cancelled")
-
-    def stop(self) -> None:
-        """Beat no more."""
-        self._over.set()
 
     def _is_mine(self, task_id: str) -> bool:
         return self._owner.items() <= holder(self._storage, task_id).items()

@@ -26,7 +26,7 @@ from solorl.scripts import in_catalogue, spaces_folder
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+|[kKM])?"
 
 
-Space = dict[str, Any]  # flag name without its dashes in front -> what it may be, a distribution of Optuna
+# A space: flag name without its dashes in front -> what it may be, a distribution of Optuna
 
 
 def parse_space(text: str, where: str, kind: str = "") -> Any:
@@ -64,10 +64,10 @@ def _number(text: str, kind: str) -> Any:
     return float(re.sub("[kK]$", "e3", text).replace("M", "e6"))
 
 
-def space_of(script: Script) -> Space:
+def space_of(script: Script) -> dict[str, Any]:
     """The space in the comments of a script's Args, else the one that we ship for an algorithm; UsageError where there
     is none."""
-    lines, space = lines_of(read_source(script.path)), Space()
+    lines, space = lines_of(read_source(script.path)), dict[str, Any]()
     for name, item in fields_of(parse_source(script.path)).items():
         comment = lines[(item.end_lineno or item.lineno) - 1].partition("#")[2]
         if match := re.search(r"\[tune: ([^\]]+)\]", comment):
@@ -81,9 +81,9 @@ def space_of(script: Script) -> Space:
     return space
 
 
-def space_from_file(path: Path, script: Script) -> Space:
+def space_from_file(path: Path, script: Script) -> dict[str, Any]:
     """The space in a TOML file; UsageError for what is not a space and for a flag that the script does not have."""
-    space, annotations = Space(), fields_of(parse_source(script.path))
+    space, annotations = dict[str, Any](), fields_of(parse_source(script.path))
     for key, text in read_toml(path).items():
         name, where = key.removeprefix("--").replace("_", "-"), f"{key} in {path}"
         item = annotations.get(name.replace("-", "_"))

@@ -26,7 +26,6 @@ from solorl.errors import UsageError, denied, did_you_mean, refuse, told
 from solorl.lab.studies.plan import Flags, Script, Task, as_flag, merge
 from solorl.lab.studies.resources import Resources
 from solorl.lab.studies.runs import find
-from solorl.lab.studies.space import Space
 from solorl.lab.studies.study import Study
 from solorl.lab.studies.task import words
 from solorl.lab.studies.worker import SCORE, Pool, Worker
@@ -45,7 +44,7 @@ class Search:
     env_ids: tuple[str, ...]
     targets: Mapping[str, tuple[float, float]]  # environment -> the scores that count as 0 and as 1
     seeds: tuple[int, ...]
-    space: Space
+    space: Mapping[str, Any]
     flags: Flags = field(default_factory=dict)  # given to every run
     aggregate: str = "median"  # median | mean, over seeds
     metric: str = SCORE

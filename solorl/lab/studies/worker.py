@@ -232,21 +232,22 @@ class Pool:
         """Work until the end, which a signal may bring; meanwhile call `turn` a few times a second. Raises what a
         worker has raised."""
         threads = [threading.Thread(target=self._run, args=(each,), daemon=True) for each in self.workers]
-        with signals.handled(self.hear, LISTENED):
-            try:
-                for thread in [self.leases, *threads]:
-                    thread.start()
-                while alive := [thread for thread in threads if thread.is_alive()]:
-                    turn()
-                    alive[0].join(0.2)
-            except BaseException:
-                self._end_all()
-                raise
-            finally:
-                self._over.set()
-                for thread in threads:
-                    thread.join()
-                self.leases.stop()
+        before = signals.listen(self.hear, LISTENED)
+        try:
+            for thread in [self.leases, *threads]:
+                thread.start()
+            while alive := [thread for thread in threads if thread.is_alive()]:
+                turn()
+                alive[0].join(0.2)
+        except BaseException:
+            self._end_all()
+            raise
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+            self.leases.over.set()
+            signals.restore(before)
         if self.error:
             raise self.error
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import comparable, drop_last_checkpoint, own_registry, rows, script
-from rude import Rude, Short
+from rude import Rude, Short, Writes
 
 from solorl import EnvPoolVectorEnv
 from solorl.checkpoints import env_state
@@ -74,6 +74,36 @@ def test_its_random_states_follow_its_seed_and_leave_those_of_the_process():
     assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9
     assert plain(random_states()) == before
     assert KNOWN["rude:Draws-v0"].changes == ("the global random generators",)
+
+
+def test_what_is_drawn_where_it_is_built_depends_on_the_seed_of_the_run_and_its_place_only(train):
+    """Whatever has been drawn before: in two environments that train and two of an evaluation, which a run that was
+    stopped builds later; each environment has its own, in a process of its own, too."""
+
+    def masses(*flags):
+        seen, v = [], train("ppo", "--env-id", "rude:Built-v0", *PPO, "128", "--eval-every", "64", *flags)
+        played = v["run"].evaluator._envs[""]
+        seen += [*v["obs"][0][:, 1], *(env.reset(seed=3)[0][1] for env in played)]
+        return np.array(seen).tolist()
+
+    flags = ["--eval-episodes", "2"]
+    first = masses(*flags)
+    np.random.random(7)
+    assert masses(*flags) == first and len(set(first)) == 4
+    assert masses(*flags, "--async-envs") == first
+    assert not set(masses(*flags, "--seed", "2")) & set(first)
+    before = plain(random_states())
+    assert len(set(vector_env(gym.make, "rude:Built-v0", 3).reset(seed=3)[0][:, 1].tolist())) == 3
+    assert plain(random_states()) == before
+
+
+def test_who_writes_into_an_action_writes_into_a_copy(train):
+    """The file keeps the action that the policy took: what it learns from is what the environment got."""
+    Writes.seen.clear()
+    v = train("ppo_multidiscrete", "--env-id", "rude:Writes-v0", *PPO, "64")
+    kept = v["action"].astype(int).tolist()  # (num_steps, num_envs, 2), of the last rollout
+    tried = len(Writes.seen) - 64 - 7  # those of the trial come first, of the evaluation last
+    assert [one for step in kept for one in step] == Writes.seen[tried : tried + 64] and np.any(kept)
 
 
 def test_random_states_of_two_run_seeds_differ():
@@ -434,7 +464,7 @@ def test_masks_that_only_some_steps_give_are_used(name, train):
 
 def test_an_evaluation_without_an_end_is_spoken_of(monkeypatch, capsys):
     monkeypatch.setattr("solorl.run.evaluation.MAX_STEPS", 10_100)
-    [env] = open_games(gym.make, "rude:Endless-v0", 1)
+    [env] = open_games(gym.make, "rude:Endless-v0", [0])
     assert play_episodes([env], lambda obs: np.zeros(1, int), [1])[1].tolist() == [10_100]
     assert capsys.readouterr().err.count("has come to 10,000 steps in an evaluation, which cuts it at") == 1
 

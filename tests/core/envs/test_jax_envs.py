@@ -59,6 +59,12 @@ def test_first_states_are_gymnasiums(env_id):
     assert (np.abs(got.max(0) - want.max(0)) < 0.1 * spread + 1e-6).all()
 
 
+def test_dynamics_of_a_module_of_ones_own():
+    """Its id is `module:Name`, the time limit that of its registration."""
+    envs = JaxEnvs("probes:ShortCartPole-v0", 2, DYNAMICS["CartPole-v1"])
+    assert envs.max_steps == gym.make("probes:ShortCartPole-v0").spec.max_episode_steps < 500
+
+
 def play(env_id, num_envs, num_steps, action):
     """All steps of a constant action, (num_steps, num_envs, ...) each, and where an episode that ends with a step would
     start again."""

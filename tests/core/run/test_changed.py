@@ -60,6 +60,28 @@ def test_changed_arguments_belong_to_the_run_from_then_on(train):
     assert json.loads((run_dir / "config.json").read_text()) == config
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "changed"),
+    [
+        ("ppo", PPO, "--num-steps 64"),
+        pytest.param(
+            "ppo_jax", "--num-envs 2 --num-steps 32 --total-timesteps 128", "--num-steps 16", marks=pytest.mark.slow
+        ),
+        ("dqn", "--total-timesteps 200 --learning-starts 100 --batch-size 16", "--train-frequency 20"),
+    ],
+)
+def test_the_size_of_an_iteration_cannot_change(name, flags, changed, train):
+    """A checkpoint counts iterations: of another size they would be other steps, and the learning rate another one."""
+    run = train(name, *flags.split(), "--eval-episodes", 1)["run"]
+    run_dir = getattr(run, "runs", [run])[0].dir
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}
+    more = ["--total-timesteps", 1280, "--resume-changed", *changed.split()]
+    train(name, "--resume", run_dir, *more, code=2)
+    assert "an iteration had [" in train.out.splitlines()[-1] and "Traceback" not in train.out
+    assert {path: path.read_bytes() for path in before} == before
+    train(name, "--resume", run_dir, "--total-timesteps", 1280, "--resume-changed")
+
+
 def test_a_run_has_the_script_that_trains_it(train, tmp_path):
     """One that has changed since the start is the run's from then on, because its weights are those of a ReLU now; and
     the run can be played after the next edit."""
@@ -431,6 +453,22 @@ def test_seeds_that_do_not_fit_together_are_left_as_they_are(train, tmp_path):
     assert all(path.read_bytes() == content for path, content in files.items())
     # the one that went on alone is no longer counted as one of two trained at once
     assert (first / "together.json").exists() and not (second / "together.json").exists()
+
+
+def test_the_line_of_all_seeds_leaves_out_one_that_has_diverged():
+    runs, said = object.__new__(seeds.Runs), []
+    runs.num_seeds, runs.say = 3, said.append
+    ends = [
+        ("finished", (8, 100.0, 0.0)),
+        ("diverged: losses/loss is nan", (4, 1.0, 0.0)),
+        ("finished", (8, 120.0, 0.0)),
+    ]
+    runs.runs = [
+        SimpleNamespace(folder=SimpleNamespace(status=status), evaluator=SimpleNamespace(last=last))
+        for status, last in ends
+    ]
+    runs._say_evaluations("in the end:")
+    assert said == ["in the end:  evaluation 110.0, from 100.0 to 120.0, 2 seeds"]
 
 
 @pytest.mark.parametrize(

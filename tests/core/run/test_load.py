@@ -16,7 +16,9 @@ from safetensors.numpy import save_file
 
 import solorl
 from solorl import Run, RunArgs
+from solorl.envs.guest import Guest
 from solorl.errors import UsageError
+from solorl.run.evaluation import open_game
 from solorl.run.load import Play, play_script, play_wanted
 
 SHORT = "--num-envs 2 --num-steps 64 --total-timesteps 512 --eval-every 256 --eval-episodes 2".split()
@@ -143,9 +145,20 @@ def test_a_load_inside_a_script_that_is_played_changes_nothing_for_it(tmp_path, 
 @pytest.mark.parametrize("body", ["raise SystemExit(2)", "1 / 0", "import no_such_module", "def"])
 def test_a_script_that_fails_leaves_no_play_after_it(tmp_path, body):
     (tmp_path / "mine.py").write_text(f"{body}\n")
-    with pytest.raises((SystemExit, ZeroDivisionError, ModuleNotFoundError, SyntaxError)):
+    with pytest.raises((SystemExit, ZeroDivisionError, UsageError, SyntaxError)):
         play_script(tmp_path / "mine.py", tmp_path, Play(), neighbours=True)
     assert play_wanted() is None
+
+
+def test_environments_that_were_played_are_closed(ppo, monkeypatch, capsys):
+    """A robot must be let go."""
+    closed = []
+    monkeypatch.setattr(Guest, "close", closed.append)
+    for render, count in ((False, 3), (True, 1)):
+        closed.clear()
+        monkeypatch.setattr("solorl.run.load.open_game", lambda *given: open_game(*given[:2], None, given[3]))
+        play_script(script("ppo"), ppo["run"].dir, Play(episodes=3, render=render), neighbours=False)
+        assert len(closed) == count and "over 3 greedy episodes" in capsys.readouterr().out
 
 
 def test_threads_that_load_at_once_get_their_own_runs(tmp_path):
@@ -206,6 +219,17 @@ def test_the_settings_of_jax_are_restored(train):
 
 
 # ---------------------------------------------------------------------- what is refused
+def test_a_module_next_to_the_script_that_is_gone_is_named(train, tmp_path, monkeypatch):
+    mine, neighbour = tmp_path / "mine.py", tmp_path / "beside_it.py"
+    mine.write_text(script("ppo").read_text().replace("import torch\n", "import beside_it\nimport torch\n", 1))
+    neighbour.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    run_dir = train(mine, *SHORT)["run"].dir
+    sys.modules.pop("beside_it")
+    neighbour.unlink()
+    assert sentence(run_dir) == f"{mine} needs beside_it, which is not installed"
+
+
 def test_an_unknown_script_is_not_executed_unless_trusted(ppo, observations, tmp_path, capsys):
     copy = ppo["run"].dir / "ppo.py"
     mark = tmp_path / "executed"

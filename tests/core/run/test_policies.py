@@ -39,7 +39,7 @@ def test_masks_reach_the_policy_in_a_film_of_a_vector_environment(tmp_path):
         return SyncVectorEnv([lambda: Allowed(render_mode=render_mode)] * num_envs, autoreset_mode=SAME_STEP)
 
     returns, lengths = play_episodes([Allowed()], obey, [7])
-    assert film(open_game(make_envs, "", "rgb_array"), obey, 7, tmp_path / "film.mp4") == returns[0] == lengths[0]
+    assert film(open_game(make_envs, "", "rgb_array", 0), obey, 7, tmp_path / "film.mp4") == returns[0] == lengths[0]
 
 
 def test_where_no_environment_gives_a_mask_it_is_none_and_where_one_does_the_others_allow_all():
@@ -129,7 +129,7 @@ def test_observations_and_actions_may_have_parts(kind, policy, tmp_path):
     def make_envs(env_id, num_envs, render_mode=None):
         return SyncVectorEnv([kind] * num_envs, autoreset_mode=SAME_STEP)
 
-    assert film(open_game(make_envs, "", "rgb_array"), policy, 1, tmp_path / "film.mp4") == returns[0]
+    assert film(open_game(make_envs, "", "rgb_array", 0), policy, 1, tmp_path / "film.mp4") == returns[0]
 
 
 # ---------------------------------------------------------------------- whole runs in torch

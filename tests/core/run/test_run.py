@@ -377,6 +377,18 @@ def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch)
     assert v["run"].step == 640 and train.out.count("on fresh seeds 0.0: continuing") >= 1
 
 
+def test_a_run_that_has_reached_its_target_ends_where_it_is_resumed(train):
+    """Be it killed before it could write its last model, or finished; with another target it goes on."""
+    run_dir = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")["run"].dir
+    last, before = run_dir / "model_last.safetensors", rows(run_dir)
+    data = last.read_bytes()
+    last.unlink()
+    v = train("ppo", "--resume", run_dir)
+    assert v["run"].step == 64 and "resumed at step 64" in train.out and "trained" in train.out
+    assert last.read_bytes() == data and rows(run_dir) == before and v["run"].folder.status == "finished"
+    assert train("ppo", "--resume", run_dir, "--target-return", "501")["run"].step == 640
+
+
 def test_a_target_of_the_environment(train):
     """`auto` is CartPole's threshold; the run folder has the number, which is that of a resumed run, too."""
     run_dir = train("ppo", *TINY, "--target-return", "auto")["run"].dir

@@ -18,7 +18,7 @@ from solorl.run.verbs import Run
 
 def run_with(**args):
     run = Run.__new__(Run)
-    run.args, run.script = SimpleNamespace(**args), script("ppo")
+    run.args, run.script, run.meter = SimpleNamespace(**args), script("ppo"), Meter()
     return run
 
 

@@ -15,6 +15,7 @@ from conftest import ROOT, refused, run
 
 from solorl.data.dataset import read, read_about
 from solorl.envs.vector import VectorEnvs
+from solorl.errors import UsageError
 from solorl.lab.datasets import recording
 from solorl.lab.datasets.recording import Recording
 
@@ -112,6 +113,24 @@ def test_an_environment_that_began_again_cuts_its_episode(train, solo, tmp_path)
 
 
 # ---------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("most", [2**24 - 1, 2**24, 2**31 - 1])
+def test_whole_numbers_that_a_buffer_has_rounded_are_refused(most, train, tmp_path):
+    """The buffers of files hold vectors as float32, of which the largest int32 would become the smallest."""
+    folder = train(*DQN, "--num-envs", 2, "--total-timesteps", 200)["run"].dir
+    rows = recording.replayed(folder, {"num_envs": 2, "buffer_size": 10_000})
+    rows["obs"], rows["next_obs"] = (np.full_like(rows[name], most) for name in ("obs", "next_obs"))
+    bounds = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    space = gym.spaces.Box(*bounds, rows["obs"].shape[2:], np.int32)
+    env = SimpleNamespace(observation_space=space, action_space=gym.spaces.Discrete(9))
+    if most >= 2**24:
+        with pytest.raises(UsageError, match="rounded in a replay buffer; solo record has them"):
+            recording.record_replayed(rows, Recording(tmp_path / "data"), {"env_id": "x"}, env)
+        assert not (tmp_path / "data").exists()
+    else:
+        recording.record_replayed(rows, Recording(tmp_path / "data"), {"env_id": "x"}, env)
+        assert (read(tmp_path / "data").obs == most).all()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -287,7 +287,7 @@ def test_a_worker_leaves_what_a_living_one_does(place):
     leases.take(task.id)
     leases.start()
     work(study)
-    leases.stop()
+    leases.over.set()
     assert not steps(place)
 
 
