@@ -18,7 +18,7 @@ import solorl
 from solorl import Run, RunArgs
 from solorl.envs.guest import Guest
 from solorl.errors import UsageError
-from solorl.run.evaluation import open_game
+from solorl.run import evaluation, load
 from solorl.run.load import Play, play_script, play_wanted
 
 SHORT = "--num-envs 2 --num-steps 64 --total-timesteps 512 --eval-every 256 --eval-episodes 2".split()
@@ -150,15 +150,17 @@ def test_a_script_that_fails_leaves_no_play_after_it(tmp_path, body):
     assert play_wanted() is None
 
 
-def test_environments_that_were_played_are_closed(ppo, monkeypatch, capsys):
+@pytest.mark.parametrize("render", [False, True])
+def test_environments_that_were_played_are_closed(render, ppo, monkeypatch):
     """A robot must be let go."""
-    closed = []
-    monkeypatch.setattr(Guest, "close", closed.append)
-    for render, count in ((False, 3), (True, 1)):
-        closed.clear()
-        monkeypatch.setattr("solorl.run.load.open_game", lambda *given: open_game(*given[:2], None, given[3]))
-        play_script(script("ppo"), ppo["run"].dir, Play(episodes=3, render=render), neighbours=False)
-        assert len(closed) == count and "over 3 greedy episodes" in capsys.readouterr().out
+    closed, played, play = [], [], evaluation.play_episodes
+    monkeypatch.setattr(Guest, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(
+        load, "play_episodes", lambda envs, *more, **named: played.extend(envs) or play(envs, *more, **named)
+    )
+    monkeypatch.setattr(load, "open_game", lambda *given: evaluation.open_game(*given[:2], None, given[3]))
+    load.play_script(script("ppo"), ppo["run"].dir, Play(episodes=3, render=render), neighbours=False)
+    assert len(played) == 3 and all(any(one is env for one in closed) for env in played)
 
 
 def test_threads_that_load_at_once_get_their_own_runs(tmp_path):
