@@ -322,7 +322,7 @@ if __name__ == "__main__":
     spaces, action_dim = envs.single_observation_space.spaces, envs.single_action_space.shape[0]
     for name, space in spaces.items():
         has_axes = isinstance(space, Box) and len(space.shape) > 0
-        run.require(has_axes, f"the entry {name} of {args.env_id} must be a Box with one axis or more, but is {space}")
+        run.require(has_axes, f"{args.env_id}: {name} must be a Box with one axis or more, but is {space!s:.60}")
     num_iterations = run.iterations(args.num_envs, batch=args.batch_size)  # rounded down; the buffer must hold a batch
     sentence = f"--buffer-size must be at least {4 * args.num_envs}, some transitions in every environment"
     run.require(args.buffer_size >= 4 * args.num_envs, sentence)

@@ -228,7 +228,7 @@ if __name__ == "__main__":
     spaces, num_actions = envs.single_observation_space.spaces, int(envs.single_action_space.n)
     for name, space in spaces.items():
         has_axes = isinstance(space, Box) and len(space.shape) > 0
-        run.require(has_axes, f"the entry {name} of {args.env_id} must be a Box with one axis or more, but is {space}")
+        run.require(has_axes, f"{args.env_id}: {name} must be a Box with one axis or more, but is {space!s:.60}")
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = run.iterations(batch_size, minibatches=args.num_minibatches)  # rounded down; checks minibatches

@@ -85,8 +85,8 @@ class Guest(Masked):
 
     def step(self, action: Any) -> Any:
         """See `gymnasium.Env.step`."""
-        if isinstance(action, (np.ndarray, tuple, dict)):  # views of what the script keeps: it may change its own
-            action = copy.deepcopy(action)
+        # arrays are views of what the script keeps: the environment may change its own
+        action = copy.deepcopy(action) if isinstance(action, (np.ndarray, tuple, dict)) else action
         obs, reward, terminated, truncated, info = self._visit(self.env.step, action)
         self.now = (obs, self.now[1] + 1)
         if not (isinstance(reward, (float, int)) and math.isfinite(reward)):

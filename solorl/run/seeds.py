@@ -42,7 +42,8 @@ OF_TORCH = ("compile", "fast", "torch_deterministic")  # flags that files in JAX
 
 
 class Runs:
-    """The trainings of `--num-seeds` seeds in one process."""
+    """The trainings of `--num-seeds` seeds in one process. `require`, `require_spaces`, `iterations`, `vector_env`,
+    `dataset` and `keep` are the verbs of `Run`; all seeds have the same data set and keep the same runs."""
 
     def __init__(self, args: RunArgs):
         self.args = args
@@ -111,6 +112,7 @@ class Runs:
         self._model, starts = model, []
         for i in self._active:
             run = self.runs[i]
+            run.meter.sizes = first.meter.sizes
             models = {model.rpartition(".")[2]: Part(self.trainings, i, run.checkpoints, model)}
             parts = {field: JaxReplay(self.trainings, i, field) for field in self.trainings.apart}
             starts.append(run.fit({"training": Part(self.trainings, i, run.checkpoints), **parts}, models))

@@ -70,7 +70,6 @@ def test_a_group_killed_between_the_saves_of_two_seeds_goes_on_exactly(train, tm
     assert said in train.out and [steps_of(run) for run in folders(tmp_path)] == [[192, 256]] * 2
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_of_one_seed_asks_to_resume_each_alone(train, tmp_path, group):
     """That one continues from the checkpoint before it."""
     shutil.copytree(group / "killed_6", tmp_path, dirs_exist_ok=True)
