@@ -169,11 +169,11 @@ class Agent(nn.Module):
         return logprobs.sum(-1), entropy.expand(len(obs)), value
 
     @torch.no_grad()
-    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy: the likeliest actions, or the means
+    def act(self, obs):  # NumPy (batch, *obs_shape) -> NumPy: the likeliest actions, or the means, clipped
         obs = self.obs_normalizer(obs.reshape(obs.shape[0], -1))
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor[0].weight.device)
         output = self.actor(obs)
-        return (output.argmax(1) if self.discrete else output).cpu().numpy()
+        return (output.argmax(1) if self.discrete else output.clamp(-1, 1)).cpu().numpy()
 
 
 class Discriminator(nn.Module):

@@ -314,6 +314,16 @@ def test_the_agent_is_that_of_ppo(env_id):
     assert ("log_std" in agent.state_dict()) != discrete
 
 
+@pytest.mark.parametrize("part", [GAIL, AIRL], ids=ADVERSARIAL)
+def test_greedy_actions_lie_in_the_bounds_of_their_space(part):
+    """A data set holds actions of their space only."""
+    agent = part["Agent"](3, 2, 0.7, False)
+    with torch.no_grad():
+        agent.actor[-1].bias += torch.tensor([3.0, -0.25])
+    action = agent.act(np.zeros((5, 3)))
+    assert (action[:, 0] == 1).all() and (-1 < action[:, 1]).all() and (action[:, 1] < 0).all()
+
+
 @pytest.mark.parametrize("name", ADVERSARIAL)
 @pytest.mark.parametrize("reward", ["softplus", "logit"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
