@@ -57,7 +57,8 @@ def uses(script):
         else:
             kind = words.removeprefix("or ")
             actions += f" or {ACTIONS[kind]}" if kind in ACTIONS else f", {words}"
-    masks = 'required: `info["action_mask"]`' if required else 'yes, if there is an `info["action_mask"]`'
+    masks = "on a board" if facts.env_kind == "jax" else 'yes, if there is an `info["action_mask"]`'
+    masks = 'required: `info["action_mask"]`' if required else masks
     count = next((each for each in ("num_envs", "num_actors", "num_prompts") if each in fields), None)
     several = "the data set takes their place" if "dataset" in fields else "no: one environment"
     if count:
@@ -68,7 +69,7 @@ def uses(script):
             "masks": "action_mask" in policy,
         }.items() if unfit
     ]  # fmt: skip
-    rows = {
+    return {
         "observations": observations,
         "actions": actions,
         "memory": "yes" if "state" in policy else "no",
@@ -76,8 +77,8 @@ def uses(script):
         "several environments": several,
         "resume": resuming(script, tree, facts.env_kind),
         "export": f"no: {' and '.join(unfit)}" if unfit else f"yes: {EXPORT[script.framework]}",
+        **{what: f"no: [`{file}`]({Path(file).stem}.md)" for what, file in not_for(script.fields).items()},
     }
-    return rows | {what: f"no: [`{file}`]({Path(file).stem}.md)" for what, file in not_for(script.fields).items()}
 
 
 def with_uses(page, script):

@@ -182,8 +182,9 @@ def group_advantage(reward, args):
         baseline = (reward.sum(1, keepdim=True) - reward) / (args.group_size - 1)
     advantage = reward - baseline
     if args.std_norm:
-        advantage = advantage / (reward.std(1, keepdim=True) + 1e-4)  # where all are equal the advantages are 0
-    return advantage
+        advantage = advantage / (reward.std(1, keepdim=True) + 1e-4)
+    equal = (reward == reward[:, :1]).all(1, keepdim=True) & (args.baseline != "none")
+    return advantage.masked_fill(equal, 0)  # else rounding of the mean would be learned from
 
 
 def token_weights(mask, mean_over):

@@ -145,18 +145,18 @@ def sampled(policy):
 
 class Critic(nn.Module):
     """Q(s, (u_-i, .)): the values of all actions of an agent, by the central state, its observation, who it is, and
-    what the others do."""
+    what the others do that play."""
 
     def __init__(self, num_agents, obs_dim, state_dim, num_actions):
         super().__init__()
         self.num_actions = num_actions
         self.net = mlp(state_dim + obs_dim + num_agents + num_agents * num_actions, 128, 128, num_actions)
 
-    def forward(self, obs, state, action):
-        """(..., num_agents, obs_dim), (..., state_dim), (..., num_agents) -> (..., num_agents, num_actions)."""
+    def forward(self, obs, state, action, alive):
+        """(..., num_agents, obs_dim), (..., state_dim), twice (..., num_agents) -> (..., num_agents, num_actions)."""
         num_agents = action.shape[-1]
         others = 1 - torch.eye(num_agents, device=action.device)[..., None]  # nobody sees the own action
-        joint = others * F.one_hot(action, self.num_actions)[..., None, :, :]
+        joint = others * (alive[..., None] * F.one_hot(action, self.num_actions))[..., None, :, :]
         state = state[..., None, :].expand(*action.shape, state.shape[-1])
         return self.net(torch.cat([state, with_agent_id(obs), joint.flatten(-2)], -1))
 
@@ -226,9 +226,10 @@ def critic_targets(target_critic, batch, action, args):
     """TD(lambda) with the target network, (max_steps, batch_size); `action` as `all_actions` has it. The value of a
     joint action is one for all agents: the mean over those that play in the next step."""
     played = batch.alive.amax(-1)
-    q = value_of(target_critic(batch.obs, batch.state, action), action)[1:]
     arriving = F.pad(batch.alive[1:], (0, 0, 0, 0, 0, 1))  # also who plays from the next step on only
     next_alive = torch.maximum(batch.alive * (1 - batch.terminated), arriving)
+    alive = torch.cat([batch.alive[:1], next_alive])  # (max_steps + 1, batch_size, num_agents)
+    q = value_of(target_critic(batch.obs, batch.state, action, alive), action)[1:]
     next_value = (next_alive * q).sum(-1) / next_alive.sum(-1).clamp(min=1)
     follows = torch.cat([played[1:], torch.zeros_like(played[:1])])
     return td_lambda(batch.reward, next_value, next_alive.amax(-1), follows, args.gamma, args.td_lambda)
@@ -236,7 +237,7 @@ def critic_targets(target_critic, batch, action, args):
 
 def coma_critic_loss(critic, batch, targets):
     """Mean squared error over all agents that acted, and the metrics."""
-    q = value_of(critic(batch.obs[:-1], batch.state[:-1], batch.action), batch.action)
+    q = value_of(critic(batch.obs[:-1], batch.state[:-1], batch.action, batch.alive), batch.action)
     assert q.shape == batch.alive.shape and targets.shape == batch.reward.shape
     weight = batch.alive / batch.alive.sum()
     loss = (weight * (q - targets[..., None]) ** 2).sum()
@@ -247,7 +248,7 @@ def coma_actor_loss(actor, critic, batch, epsilon):
     """The policy gradient with the counterfactual advantage, a mean over all agents that acted, and the metrics."""
     policy = mixed_policy(actor(batch)[:-1], batch.mask[:-1], epsilon)
     with torch.no_grad():
-        q = critic(batch.obs[:-1], batch.state[:-1], batch.action)
+        q = critic(batch.obs[:-1], batch.state[:-1], batch.action, batch.alive)
         advantage = value_of(q, batch.action) - (policy * q).sum(-1)
     logprob = value_of(policy, batch.action).clamp(min=1e-10).log()
     assert logprob.shape == advantage.shape == batch.alive.shape

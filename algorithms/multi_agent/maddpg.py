@@ -49,7 +49,8 @@ class Args(RunArgs):
 
 
 class Batch(NamedTuple):
-    """Transitions of games. Agents that have left see and do 0, and no loss counts their rows."""
+    """Transitions of games. No loss counts the rows of agents that have left: they do 0, and see 0 from the second step
+    on, in the first one their last observation."""
 
     obs: torch.Tensor  # (batch_size, num_agents, obs_dim)
     action: torch.Tensor  # (batch_size, num_agents, action_dim): in [-1, 1], or of discrete actions one-hot
@@ -57,6 +58,7 @@ class Batch(NamedTuple):
     done: torch.Tensor  # (batch_size, num_agents), terminated: 0 at a time limit, which is not the end of the task
     next_obs: torch.Tensor  # (batch_size, num_agents, obs_dim)
     alive: torch.Tensor  # (batch_size, num_agents), 1 for an agent that plays at `obs`
+    plays: torch.Tensor  # (batch_size, num_agents), 1 for one that plays at `next_obs`, or would without a time limit
     mask: torch.Tensor  # (batch_size, num_agents, action_dim), True for what is allowed at `obs`
     next_mask: torch.Tensor  # (batch_size, num_agents, action_dim)
 
@@ -96,6 +98,7 @@ class GameReplay:
             "done": np.zeros(shape, np.float32),
             "next_obs": np.zeros((*shape, obs_dim), np.float32),
             "alive": np.zeros(shape, np.float32),
+            "plays": np.zeros(shape, np.float32),
             "mask": np.zeros((*shape, action_dim), bool),
             "next_mask": np.zeros((*shape, action_dim), bool),
         }
@@ -191,8 +194,7 @@ def mean_of_alive(x, alive):
 def maddpg_critic_loss(critic, target_critic, target_actor, batch, noise, gamma):
     """Eq. 6 of each agent, added, and the metrics, means over agents. Discrete target actions are sampled."""
     with torch.no_grad():
-        plays = batch.alive * (1 - batch.done)  # also after a time limit
-        next_action = target_actor.action(target_actor(batch.next_obs), batch.next_mask, noise) * plays[..., None]
+        next_action = target_actor.action(target_actor(batch.next_obs), batch.next_mask, noise) * batch.plays[..., None]
         next_value = target_critic(batch.next_obs, next_action)
         target = batch.reward + gamma * (1 - batch.done) * next_value  # y of Eq. 6
     q = critic(batch.obs, batch.action)
@@ -275,7 +277,8 @@ if __name__ == "__main__":
         # ---- 2. store: a time limit is not the end of the task; where a game ends, current_obs is the next one's
         vector = alive[..., None] * (np.eye(shape[2])[action] if discrete else action * own)
         next_obs, next_mask = infos["next_obs"], infos.get("next_action_mask", own)  # what the step led to
-        replay.add(Batch(obs, vector, reward, terminated, next_obs, alive, mask, next_mask))
+        plays = ~terminated & (alive | ~truncated)  # also who comes in the next step
+        replay.add(Batch(obs, vector, reward, terminated, next_obs, alive, plays, mask, next_mask))
         obs = current_obs
 
         # ---- 3. learn: utd_ratio critic updates for each environment step since learning_starts

@@ -135,8 +135,9 @@ class Tree:
         return np.where(self.game.lost(position), -1.0, np.where(self.over[node], 0.0, value))
 
     def select_action(self, node, pb_c_init, pb_c_base):
-        """Eq. 2, with Q scaled by the lowest and the highest value at the node (Eq. 5): (k,) -> (k,). The visits of a
-        node count its own evaluation, too; moves that were not visited have the lowest value there, scaled 0."""
+        """Eq. 2, with Q scaled by the lowest and the highest value at the node, as mctx does, not by those of the tree
+        (Eq. 5): (k,) -> (k,). The visits of a node count its own evaluation, too; moves that were not visited have the
+        lowest value there, scaled 0."""
         child, parent_visits = self.child[node], self.visits[node][:, None]
         known, value = child > 0, self.value[node][:, None]
         visits = np.where(known, self.visits[child], 0)
@@ -284,6 +285,7 @@ if __name__ == "__main__":
     )
     parts = dict(agent=agent, optimizer=optimizer, replay=replay, now=now)  # what a checkpoint holds
     start = run.resume(**parts)
+    now.position[0] = game.start(args.num_envs)  # of every game
 
     reward, done = np.zeros((args.num_steps, args.num_envs)), np.zeros((args.num_steps, args.num_envs), bool)
     for iteration in run.loop(start, num_iterations):

@@ -214,7 +214,7 @@ def search(params, key, obs, num_simulations, setup, noise):
     if args.search == "gumbel":  # sequential halving; its policy is softmax(logits + sigma(completed Q))
         noise, most = float(noise), args.max_considered
         return mctx.gumbel_muzero_policy(*given, max_num_considered_actions=most, gumbel_scale=noise)
-    # Eq. 2 and 5, values scaled at each node; its policy are the fractions of the visits
+    # Eq. 2, values scaled at each node, not by those of the tree (Eq. 5); its policy are the fractions of the visits
     return mctx.muzero_policy(
         *given,
         dirichlet_fraction=args.exploration_fraction * noise,

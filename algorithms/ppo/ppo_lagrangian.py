@@ -322,7 +322,8 @@ if __name__ == "__main__":
         scaled_reward = agent.return_normalizer.scale(reward).astype(np.float32)
         returns, now.cost_so_far = discounted_returns(cost, done, now.cost_so_far, args.gamma)
         agent.cost_normalizer.update(returns.flatten())
-        scaled_cost = agent.cost_normalizer.scale(cost).astype(np.float32)
+        cost_std = (agent.cost_normalizer.var.numpy() + 1e-16) ** 0.5
+        scaled_cost = (cost / cost_std).astype(np.float32)  # not clipped: a rare cost counts whole
 
         # "compute advantage estimates", of rewards and of costs
         _, next_value, next_cost_value = policy(normalize(next_obs.reshape(args.num_envs, obs_dim)))

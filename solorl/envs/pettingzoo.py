@@ -34,9 +34,9 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     """One game of PettingZoo's parallel API as a Gymnasium environment with stacked agents.
 
     Observations are (num_agents, *obs_shape), actions (num_agents, ...), rewards (num_agents,). Rows of agents that do
-    not play are 0, and their actions are ignored. `step` returns whether the whole game has ended; `terminated` and
-    `truncated` (num_agents,) say it of each agent, from the step in which it leaves to the end of the game, so that
-    `alive` is neither. `info` holds, of the same moment as the observation, `alive` (num_agents,), the central `state`
+    not play are 0, but the last observation of one that leaves is seen once; their actions are ignored. `step` returns
+    whether the whole game has ended; `terminated` and `truncated` (num_agents,) say it of each agent, from the step in
+    which it leaves to the end of the game, so that `alive` is neither. `info` holds, of the same moment as the observation, `alive` (num_agents,), the central `state`
     (the game's `state()`; where it has none, all observations in a row) and, where the game gives it, `action_mask`
     (num_agents, num_actions), True for what is allowed: what the game says of each agent, all its actions where it says
     nothing, as of agents that have left.

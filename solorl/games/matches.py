@@ -64,7 +64,7 @@ class Matches(gym.vector.VectorEnv):
         reward, self.shown = over * (1 + won - lost) / 2, np.where(done[:, None], self.position[:, ::-1], self.position)
         if over.any():
             ends = {"final_obs": obs, "_final_obs": over, "final_info": infos}
-            self.position[over] = 0
+            self.position[over] = self.game.start(int(over.sum()))
             if self.opponent == "human":
                 said = {1.0: "you lose", 0.5: "a draw", 0.0: "you win"}[reward[0]]
                 print(self.game.text(self.shown[0]), said, "", sep="\n")

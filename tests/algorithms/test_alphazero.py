@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT, comparable, definitions, documented_keys, drop_last_checkpoint, refused, rows
 
 import solorl.games  # noqa: F401  registers games/...
+from solorl.games.matches import Matches
 from solorl.run.evaluation import interval
 
 ALPHA = definitions("alphazero")
@@ -302,6 +303,21 @@ def test_a_board_of_ones_own_is_a_line_in_a_module(train, name, cells):
     env = ("--env-id", f"own_board:{name}-v0", "--opponents", "perfect")
     v = train("alphazero", *TINY, *env, "--total-timesteps", "64")
     assert v["game"].max_moves == cells and v["replay"].inserted > 0
+
+
+def test_games_begin_as_the_rules_say(train):
+    """In self-play, where all games but the first of each follow another one, and in evaluations."""
+    env = ("--env-id", "own_board:Begun-v0", "--opponents", "random", "--opening-moves", "0")
+    v = train("alphazero", *TINY, *env, "--total-timesteps", "128")
+    stones = v["replay"].arrays["position"][: v["replay"].inserted].reshape(-1, 2)
+    assert len(stones) > 50 and ((stones[:, 0] | stones[:, 1]) & 3 == 3).all()
+    assert (v["now"].position[0] == v["game"].start(8)).all()
+    games = Matches(v["game"], 4, "random")
+    games.reset(seed=0)
+    for _ in range(30):
+        mask = games.game.mask(games.position)
+        games.step(mask.argmax(1))
+        assert ((games.position[:, 0] | games.position[:, 1]) & 3 == 3).all()
 
 
 def test_the_tree_on_the_page_is_that_of_the_file():

@@ -26,9 +26,9 @@ def policy_by_hand(logits, mask, epsilon):
     return (1 - epsilon) * e / e.sum() + epsilon * mask / mask.sum()
 
 
-def value_by_hand(critic, batch, t, i, k, actions):
-    """All values of one agent: state, observation, who it is, and the others' actions, the own one 0."""
-    seen = [np.eye(ACTIONS)[actions[j]] if j != k else np.zeros(ACTIONS) for j in range(AGENTS)]
+def value_by_hand(critic, batch, t, i, k, actions, play):
+    """All values of one agent: state, observation, who it is, and the actions of the others that `play`, all else 0."""
+    seen = [np.eye(ACTIONS)[actions[j]] * (j != k and bool(play[j])) for j in range(AGENTS)]
     x = np.concatenate([batch.state[t, i], batch.obs[t, i, k], np.eye(AGENTS)[k], *seen])
     layers = [layer for layer in critic.net if hasattr(layer, "weight")]
     for n, layer in enumerate(layers):
@@ -86,11 +86,32 @@ def test_td_lambda_is_the_mean_of_n_step_returns():
 def test_the_critic_sees_all_but_the_agents_own_action():
     _, critic, _ = networks()
     batch = random_batch(COMA)
-    got = critic(batch.obs[:-1], batch.state[:-1], batch.action).detach()
+    got = critic(batch.obs[:-1], batch.state[:-1], batch.action, batch.alive).detach()
     for t, i, k in np.ndindex(STEPS, GAMES, AGENTS):
         actions = batch.action[t, i].tolist()
-        np.testing.assert_allclose(got[t, i, k], value_by_hand(critic, batch, t, i, k, actions), atol=1e-5)
+        want = value_by_hand(critic, batch, t, i, k, actions, batch.alive[t, i])
+        np.testing.assert_allclose(got[t, i, k], want, atol=1e-5)
         assert got[t, i, k].std() > 0
+
+
+def test_what_an_agent_that_left_would_have_done_changes_nothing():
+    """An action is drawn for every row, also of those that play no more; the game ignores it. One that a limit of its
+    own has cut still acts in the observation after it."""
+    _, critic, target = networks()
+    batch, args = random_batch(COMA), SimpleNamespace(gamma=0.9, td_lambda=0.7)
+    acts = batch.alive.bool()
+    acts[1:] |= (batch.alive * (1 - batch.terminated))[:-1].bool()
+    other = batch._replace(action=torch.where(acts, batch.action, (batch.action + 1) % ACTIONS))
+    assert not torch.equal(other.action, batch.action)
+    found = []
+    for each in (batch, other):
+        action = torch.cat([each.action, torch.zeros_like(each.action[:1])])
+        targets = COMA["critic_targets"](target, each, action, args)
+        found.append([targets, COMA["coma_critic_loss"](critic, each, targets)[0]])
+        with torch.no_grad():
+            found[-1].append(critic(each.obs[:-1], each.state[:-1], each.action, each.alive))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 def test_targets_are_those_of_the_team_by_hand():
@@ -114,7 +135,8 @@ def test_targets_are_those_of_the_team_by_hand():
                 int(batch.action[t + 1, i, k]) if t + 1 < length and batch.alive[t + 1, i, k] else likely[k]
                 for k in range(AGENTS)
             ]
-            values = [value_by_hand(target, batch, t + 1, i, k, actions)[actions[k]] for k in on]
+            play = [k in on for k in range(AGENTS)]
+            values = [value_by_hand(target, batch, t + 1, i, k, actions, play)[actions[k]] for k in on]
             value = np.mean(values) if on else 0.0
             mixed = value if following is None else 0.3 * value + 0.7 * following
             following = batch.reward[t, i].item() + 0.9 * bool(on) * mixed
@@ -130,7 +152,7 @@ def test_the_losses_by_hand():
     for t, i, k in np.ndindex(STEPS, GAMES, AGENTS):
         if batch.alive[t, i, k]:
             actions = batch.action[t, i].tolist()
-            q = value_by_hand(critic, batch, t, i, k, actions)
+            q = value_by_hand(critic, batch, t, i, k, actions, batch.alive[t, i])
             policy = policy_by_hand(logits[t, i, k], batch.mask[t, i, k].numpy(), 0.2)
             errors.append((q[actions[k]] - targets[t, i].item()) ** 2)
             gains.append((q[actions[k]] - policy @ q) * np.log(policy[actions[k]]))
@@ -152,7 +174,7 @@ def test_the_gradient_is_that_of_the_value_of_the_policy():
     alone = batch._replace(alive=torch.zeros_like(batch.alive))
     alone.alive[0, 0, 0] = 1
     policy = COMA["mixed_policy"](actor(batch)[0, 0, 0], batch.mask[0, 0, 0], 0.2)
-    q = critic(batch.obs[:-1], batch.state[:-1], batch.action)[0, 0, 0].detach()
+    q = critic(batch.obs[:-1], batch.state[:-1], batch.action, alone.alive)[0, 0, 0].detach()
     want = torch.autograd.grad(policy @ q, list(actor.parameters()))
     for a in range(ACTIONS):
         action = batch.action.clone()

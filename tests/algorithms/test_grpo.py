@@ -129,6 +129,16 @@ def test_advantages_by_hand():
     torch.testing.assert_close(advantage(reward, std_norm=False, baseline="none"), torch.tensor(reward))
 
 
+@pytest.mark.parametrize("baseline", ["group", "others"])
+def test_nothing_is_learned_from_a_group_of_equal_rewards(baseline):
+    """Of any size: the mean of twelve times 0.3 is not 0.3 in float32, and Adam would make a whole step of the rest."""
+    for size in range(2, 33):
+        for tenths in range(1, 10):
+            found = advantage([[tenths / 10] * size], baseline=baseline, group_size=size)
+            assert not found.any(), (size, tenths)
+    assert advantage([[0.3, 0.3, 0.3, 0.4]], baseline=baseline).all()
+
+
 def test_weights_by_hand():
     """Two answers, of one token and of three; a third one is left out."""
     mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])

@@ -49,7 +49,8 @@ def random_batch(own, discrete, size=16):
     if discrete:
         chosen = torch.where(masks[0], torch.rand(size, 3, 3, generator=g), -1.0).argmax(2)
         action = torch.nn.functional.one_hot(chosen, 3).double() * alive[..., None]
-    return own["Batch"](obs, action, normal(g, size, 3), done, next_obs, alive, *masks)
+    plays = torch.where(alive.bool(), 1 - done, (torch.rand(size, 3, generator=g) < 0.3).double())  # some come next
+    return own["Batch"](obs, action, normal(g, size, 3), done, next_obs, alive, plays, *masks)
 
 
 def numpy_mlp(net, x):
@@ -161,7 +162,7 @@ def test_critic_losses_by_a_loop_over_agents_and_rows(name, discrete, independen
         for i in np.flatnonzero(b.alive[:, k]):
             next_action = np.zeros((3, 3))
             for j in range(3):
-                if b.alive[i, j] and not b.done[i, j]:  # who has left, or leaves now, takes none
+                if b.plays[i, j]:  # who has left, or leaves now, takes none
                     inputs = (target_actor, j, b.next_obs[i], b.next_mask[i], discrete, noise[i, j].numpy())
                     next_action[j, : ACTIONS[j]] = brute_action(*inputs)
             seen = joint(critic, k, b.next_obs[i], next_action)
@@ -268,6 +269,17 @@ def steps(monkeypatch):
 
     monkeypatch.setattr(PettingZooEnvs, "step", note)
     return seen
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_who_plays_next_are_those_that_stay_or_come(name, train):
+    """Also an agent that a limit of its own cuts, in its last step; not one that terminates, nor one that has left."""
+    v = train(name, "--env-id", "team_probes:TeamArrive-v0", *SMALL)
+    arrays, num_envs = v["replay"].arrays, v["args"].num_envs
+    first, second, last = [1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]  # a and b, which comes, c and d
+    steps = [arrays[key][: 6 * num_envs : num_envs].astype(int).tolist() for key in ("plays", "alive")]
+    assert steps[0] == [first, second, last] * 2
+    assert steps[1] == [[1, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]] * 2
 
 
 @pytest.mark.parametrize("env_id", [RAID, MASKED, TARGETS, CONTINUOUS])

@@ -86,6 +86,17 @@ def test_the_multiplier_weighs_costs_in_their_own_units(train):
     assert std > 2 and multiplier > 0.5
 
 
+def test_a_rare_cost_counts_whole(train):
+    """A crash at the end of 400 steps is twenty deviations of the sums of costs; no scale of it is clipped."""
+    flags = "--num-steps 400 --total-timesteps 1600 --multiplier-init 1 --learning-rate 0".split()
+    v = train("ppo_lagrangian", "--env-id", "probes_cost:Crash-v0", *TINY, *flags)
+    std = float(v["agent"].cost_normalizer.var) ** 0.5
+    assert std < 1 / 10 and v["scaled_cost"].max() == pytest.approx(1 / std, rel=1e-5)
+    values = (std * v["cost_value"], v["done"], std * v["final_cost_value"], std * v["next_cost_value"])
+    whole = LAGRANGIAN["gae"](v["cost"], *values, 0.99, 0.95)
+    np.testing.assert_allclose(v["raw_cost_advantage"], whole, rtol=1e-4, atol=1e-5)
+
+
 def test_the_multiplier_waits_where_no_episode_ended(train):
     """Rollouts of two steps: of seven, four have an end. Their episodes cost 4 and 8 more than allowed in turn."""
     flags = "--num-steps 2 --num-minibatches 1 --total-timesteps 28 --cost-limit 2".split()

@@ -1,6 +1,7 @@
 """Boards as a user would register them: three in a row on 3 x 4 cells, and rules of one's own."""
 
 import gymnasium as gym
+import numpy as np
 
 from solorl.games.boards import Board
 
@@ -13,7 +14,15 @@ class NoDiagonals(Board):
         self.shifts = self.shifts[[0, 2]]
 
 
-for name, rules in {"ThreeInARow-v0": (3, 4, 3, False), "NoDiagonals-v0": NoDiagonals(3, 3, 3, False)}.items():
+class Begun(Board):
+    """Games begin with a stone of each player at the bottom of the first column."""
+
+    def start(self, count):
+        return super().start(count) + np.array([1, 2])
+
+
+OWN = {"NoDiagonals-v0": NoDiagonals(3, 3, 3, False), "Begun-v0": Begun(3, 3, 3, False)}
+for name, rules in {"ThreeInARow-v0": (3, 4, 3, False), **OWN}.items():
     gym.register(
         name,
         "solorl.games.matches:Match",

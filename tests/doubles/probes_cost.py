@@ -33,6 +33,15 @@ class Temptation(Toll):
         return np.zeros(1, np.float32), float(action[0]), True, False, {"cost": float(action[0] > 0)}
 
 
+class Crash(Toll):
+    """The last of 400 steps costs 1, which is seen three steps before."""
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 400
+        return np.full(1, max(0, self.steps - 396) / 4, np.float32), 1.0, over, False, {"cost": float(over)}
+
+
 class Free(Toll):
     """Nothing costs anything, and no info says so."""
 
@@ -40,5 +49,5 @@ class Free(Toll):
         return *super().step(action)[:4], {}
 
 
-for _cls in (Toll, Temptation, Free):
+for _cls in (Toll, Temptation, Crash, Free):
     gym.register(f"{_cls.__name__}-v0", f"probes_cost:{_cls.__name__}", disable_env_checker=True)

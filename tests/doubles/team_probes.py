@@ -56,6 +56,33 @@ class Recall(ParallelEnv):
         pass
 
 
+class Arrive(Recall):
+    """Three steps. In the first one b comes, c terminates, and d comes to a limit of its own; a stays to the end."""
+
+    metadata = {"name": "arrive_v0", "render_modes": []}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.possible_agents, self.render_mode = [*"abcd"], render_mode
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = [*"acd"], 0
+        return self.given(self.agents)
+
+    def step(self, actions):
+        self.time += 1
+        were, self.agents = self.agents, [*"ab"] if self.time < 3 else []
+        names = [*dict.fromkeys([*were, *self.agents])]
+        terminated = {name: name == "c" or self.time == 3 for name in names}
+        obs, infos = self.given(names)
+        return obs, dict.fromkeys(names, 1.0), terminated, {name: name == "d" for name in names}, infos
+
+    def given(self, names):
+        return {name: np.full(2, self.time / 4, np.float32) for name in names}, {name: {} for name in names}
+
+    def state(self):
+        raise NotImplementedError
+
+
 def masked_raid(**kwargs):
     return Raid("masked", **kwargs)
 
@@ -63,3 +90,4 @@ def masked_raid(**kwargs):
 if "TeamRaid-v0" not in gym.registry:
     register("TeamRaid-v0", masked_raid, TEAMS)
     register("TeamRecall-v0", Recall)
+    register("TeamArrive-v0", Arrive)
