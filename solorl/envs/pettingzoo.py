@@ -37,9 +37,9 @@ class Game(gym.Env[np.ndarray, np.ndarray]):
     not play are 0, but the last observation of one that leaves is seen once; their actions are ignored. `step` returns
     whether the whole game has ended; `terminated` and `truncated` (num_agents,) say it of each agent, from the step in
     which it leaves to the end of the game, so that `alive` is neither. `info` holds, of the same moment as the
-    observation, `alive` (num_agents,), the central `state` (the game's `state()`; where it has none, all observations in
-    a row) and, where the game gives it, `action_mask` (num_agents, num_actions), True for what is allowed: what the game
-    says of each agent, all its actions where it says nothing, as of agents that have left.
+    observation, `alive` (num_agents,), the central `state` (the game's `state()`; where it has none, all observations
+    in a row) and, where the game gives it, `action_mask` (num_agents, num_actions), True for what is allowed: what the
+    game says of each agent, all its actions where it says nothing, as of agents that have left.
 
     `teams`: name -> names of its agents; "each": every agent is a team; None: all agents are one. The first team is
     the one whose return stands for the game. `own_state=False`: the central state is all observations in a row, though
