@@ -76,7 +76,7 @@ TABLES = [
     (PPO, "minatar", "benchmark/results/minatar --methods ppo_jax ppo_minatar_jax 'rejax_gymnax ppo'"),
     (PPO, "minatar-looks", "benchmark/results/minatar_looks --methods ppo_jax ppo_minatar_jax"),
     (PPO, "atari", "benchmark/results/atari --methods 'ppo_atari_envpool budget'"),
-    (PPO, "other", f"{CONTINUOUS} --env-ids BipedalWalker-v3 Hopper-v5 InvertedPendulum-v5 Walker2d-v5"),
+    (PPO, "mujoco", f"{CONTINUOUS} --methods '{NAME} mujoco'"),
     (DQN, "results", f"benchmark/results/dqn {JAX} --methods {DQNS}"),
     (DQN, "minatar", "benchmark/results/minatar --methods dqn_jax"),
     (PQN, "cartpole", "benchmark/results/pqn"),

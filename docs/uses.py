@@ -48,17 +48,16 @@ def uses(script):
     """What a file can be used for: (what, answer) for each row of the table."""
     tree, facts = parse_source(script.path), facts_of(script.path)
     fields, policy = fields_of(tree), parameters_of_policy(tree)
-    observations, actions, required = OBSERVATIONS[script.observations], ACTIONS[script.actions], False
+    observations, actions = OBSERVATIONS[script.observations], ACTIONS[script.actions]
+    masks = "on a board" if facts.env_kind == "jax" else 'yes, if there is an `info["action_mask"]`'
     for words in script.spaces.split(", ")[1:]:
         if words in SEEN:
             observations += SEEN[words]
         elif words == 'with info["action_mask"]':
-            required = True
+            masks = 'required: `info["action_mask"]`'
         else:
             kind = words.removeprefix("or ")
             actions += f" or {ACTIONS[kind]}" if kind in ACTIONS else f", {words}"
-    masks = "on a board" if facts.env_kind == "jax" else 'yes, if there is an `info["action_mask"]`'
-    masks = 'required: `info["action_mask"]`' if required else masks
     count = next((each for each in ("num_envs", "num_actors", "num_prompts") if each in fields), None)
     several = "the data set takes their place" if "dataset" in fields else "no: one environment"
     if count:
