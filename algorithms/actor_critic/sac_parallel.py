@@ -346,6 +346,8 @@ if __name__ == "__main__":
             else:  # the evaluator: returns and lengths
                 played = answer
         if not args.synchronous:  # it plays while the learner learns
+            if weights is None and global_step >= args.learning_starts:
+                weights = run.share(get_weights(actor))
             promises[worker] = worker.rollout(weights)
 
         # ---- 2. store

@@ -324,10 +324,10 @@ def test_explorers_get_the_newest_weights(num_explorers, train, later, monkeypat
 
 
 def test_actions_are_random_until_learning_starts(train, later):
-    """Rollouts that were asked for before have random actions: as many as the steps, and one more of each explorer."""
+    """Rollouts that are asked for before these steps have arrived have random actions, that after them has not."""
     v = train(*journal("--num-envs", 2, "--learning-starts", 20))
     given = [weights for _, weights in v["run"].processes.asked]
-    assert [weights is None for weights in given] == [True] * 3 + [False] * 4
+    assert [weights is None for weights in given] == [True] * 2 + [False] * 5
 
 
 # ---------------------------------------------------------------------- evaluations
