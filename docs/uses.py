@@ -39,7 +39,7 @@ def resuming(script, tree, kind):
         return "yes; running episodes begin again" + "; `--save-replay` keeps the replay buffer" * replay
     if kind == "batched":
         return "yes; exact if the simulator can be saved, else with new episodes"
-    if kind == "jax":
+    if kind == "jax" and "MinAtar" not in script.spaces:
         return "yes; exact with environments in JAX, with new episodes in those of EnvPool"
     return "yes; exact" + " with `--save-replay`, which keeps the replay buffer" * replay
 

@@ -252,7 +252,7 @@ def play(envs, policy, replay, obs, lives, epsilon, num_steps):
     reward, over = np.zeros(shape, np.float32), np.zeros(shape, bool)
     if replay.inserted == 0:
         replay.begin(np.arange(envs.num_envs), obs[:, 0])
-        for image in obs[:, 1:].swapaxes(0, 1):  # in a game that is under way, if resumed without --save-replay
+        for image in obs[:, 1:].swapaxes(0, 1):  # copies of the first image; after resuming, of a game under way
             replay.add(image, -1, 0, 0)  # -1: the action is unknown, this row cannot be sampled
     for step in range(num_steps):
         if greedy[step].any():

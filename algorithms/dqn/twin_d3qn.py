@@ -193,7 +193,7 @@ if __name__ == "__main__":
         explores = np.random.random(shape) < args.epsilon
         for step in range(num_steps):
             obs[step] = current_obs.reshape(args.num_envs, obs_dim)
-            if global_step > args.learning_starts:
+            if global_step - batch_steps >= args.learning_starts:
                 q = q_values(obs[step])
                 action[step] = np.where(explores[step], softmax_sample(q), q.argmax(1))
             current_obs, reward[step], terminated[step], truncated[step], infos = envs.step(action[step])

@@ -182,7 +182,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy in and out: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch,)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet

@@ -227,7 +227,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy in and out: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     start = run.resume(agent=agent, optimizer=optimizer, envs=envs)  # what a checkpoint holds
 
     # ---- storage of one rollout

@@ -282,7 +282,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> means (batch, action_dim), values (batch,)
+    policy = run.fast(agent)  # NumPy in and out: (batch, *obs_shape) -> means (batch, action_dim), values (batch,)
     now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
     start = run.resume(agent=agent, optimizer=optimizer, now=now, envs=envs)  # what a checkpoint holds
     now.so_far[run.restarted] = 0  # episodes that a resume could not continue

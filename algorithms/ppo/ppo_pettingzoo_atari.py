@@ -263,7 +263,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy in and out: (batch, *obs_shape) -> logits (batch, num_actions), values (batch,)
     # an opponent, older: the weights after a quarter to a half of the steps so far; later: those that will replace it
     older = copy.deepcopy(agent)
     past = SimpleNamespace(step=0, older=older.state_dict(), later=copy.deepcopy(agent.state_dict()))

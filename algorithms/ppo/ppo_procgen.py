@@ -250,7 +250,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on ppo_loss(agent, *inputs); returns its metrics
     gradient_step = run.gradient_step(ppo_loss, agent, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
+    policy = run.fast(agent)  # NumPy in and out: (batch, 3, 64, 64) -> logits (batch, num_actions), values (batch,)
     return_normalizer = RunningMeanStd()
     now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))  # discounted rewards of the running episodes
     parts = dict(agent=agent, optimizer=optimizer, return_normalizer=return_normalizer, now=now, envs=envs)

@@ -245,7 +245,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(modules.parameters(), lr=args.learning_rate, eps=1e-5)
     # gradient_step(*inputs): an optimiser step on rnd_loss(modules, *inputs); returns its metrics
     gradient_step = run.gradient_step(rnd_loss, modules, optimizer, args.max_grad_norm)
-    policy = run.fast(agent)  # the agent in NumPy: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch, 2)
+    policy = run.fast(agent)  # NumPy in and out: (batch, 4, 84, 84) -> logits (batch, num_actions), values (batch, 2)
     # so_far: discounted intrinsic rewards until now, over all games
     now = SimpleNamespace(so_far=np.zeros(args.num_envs, np.float32))
     # what a checkpoint holds; target and predictor bring the statistics of the pixels with them

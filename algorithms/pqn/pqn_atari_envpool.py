@@ -149,7 +149,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)
     # gradient_step(*inputs): an optimiser step on q_lambda_loss(q_network, *inputs); returns its metrics
     gradient_step = run.gradient_step(q_lambda_loss, q_network, optimizer, args.max_grad_norm)
-    q_values = run.fast(q_network)  # the network in NumPy: (batch, 4, 84, 84) -> (batch, num_actions)
+    q_values = run.fast(q_network)  # NumPy in and out: (batch, 4, 84, 84) -> (batch, num_actions)
     now = SimpleNamespace(lives=np.zeros(args.num_envs, np.int64))
     start = run.resume(q_network=q_network, optimizer=optimizer, envs=envs, now=now)  # what a checkpoint holds
     now.lives[run.restarted] = 0  # games that a resume had to begin again: no life is lost yet

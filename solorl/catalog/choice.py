@@ -59,9 +59,8 @@ def look(env_id: str) -> Seen:
     masks, env = try_out(gym.make, env_id, needs_masks=True).mask is not None, gym.make(env_id)
     env.close()
     if teams_of(env):
-        game: Any = env.unwrapped
-        kinds = ["agents", "pettingzoo-atari", "agents-jax"]
-        return Seen(env_id, game.agent_observation_space, game.agent_action_space, kinds, True, masks)
+        obs, action = map(env.get_wrapper_attr, ("agent_observation_space", "agent_action_space"))
+        return Seen(env_id, obs, action, ["agents", "pettingzoo-atari", "agents-jax"], True, masks)
     kinds = ["gymnasium", "atari", *["text"] * hasattr(env.unwrapped, "rewards"), *["jax"] * _in_jax(env_id)]
     kinds += ["board"] * is_board(env_id)
     return Seen(env_id, env.observation_space, env.action_space, kinds, False, masks)
@@ -77,10 +76,11 @@ def _in_jax(env_id: str) -> bool:
 
 
 def takes(facts: Facts, name: str, seen: Seen) -> bool:
-    """Whether a file takes an environment."""
+    """Whether a file takes an environment; files of images take grey ones, without an axis for channels, too."""
+    grey = isinstance(seen.obs, gym.spaces.Box) and seen.obs.dtype == np.uint8 and len(seen.obs.shape) == 2
     return (
         facts.env_kind in seen.kinds
-        and seen.pair in facts.spaces
+        and (seen.pair in facts.spaces or (grey and ("image", seen.pair[1]) in facts.spaces))
         and facts.needs in ("", "costs", *seen.given)
         and not misfit(seen.env_id, facts.env_kind, name)
         and not (facts.bounded and hasattr(seen.action, "is_bounded") and not seen.action.is_bounded())

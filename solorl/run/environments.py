@@ -28,7 +28,7 @@ class Opened:
 
     def vector_env(self, kind: type, make_env: MakeEnv, env_id: str, num_envs: int) -> Any:
         """`num_envs` environments as one of this kind. UsageError where one makes a mistake."""
-        reads = "action_mask" in self.script.read_text(encoding="utf-8")
+        reads = ".action_mask" in self.script.read_text(encoding="utf-8")
         manners = try_out(make_env, env_id, reads and kind is VectorEnvs)
         self.unread_mask = manners.mask is not None and not reads
         if self.apart and (manners.agents or kind is not VectorEnvs):

@@ -274,7 +274,8 @@ def test_an_environment_may_compute_with_more_digits_than_its_space(walk):
 def test_masks_that_a_file_does_not_use_are_a_warning(walk, tmp_path):
     warning = "gives an action_mask, which ppo.py does not use"
     given = ("np.float32), {}", f"np.float32), {MASK}")
-    assert f"warning: walking:Walk-v0 {warning}" in walk("ppo", *given, code=0)
+    (tmp_path / "ppo.py").write_text(script("ppo").read_text() + "    print('action_mask')\n")  # the word is not a use
+    assert f"warning: walking:Walk-v0 {warning}" in walk(tmp_path / "ppo.py", *given, code=0)
     shutil.rmtree(tmp_path / "runs")
     assert warning not in walk("ppo", code=0)
     (tmp_path / "ppo.py").write_text(script("ppo").read_text() + "    print(envs.action_mask)\n")

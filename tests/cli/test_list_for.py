@@ -4,6 +4,7 @@ import json
 import re
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from conftest import ROOT, own_registry, refused
 
@@ -46,6 +47,14 @@ def test_the_files_that_take_it_are_listed_the_best_first(env_id, kinds, best, n
     assert (found["observations"], found["actions"]) == kinds and names[: len(best)] == best
     assert not {*names} & {*not_taken} and "nearest" not in found and not found["several_agents"]
     assert found["action_mask"] == ("Masked" in env_id)
+
+
+def test_files_of_images_take_grey_ones_of_two_axes():
+    """`ppo_image` and its kin add the axis; files of vectors take such a space, too."""
+    grey, vector = gym.spaces.Box(0, 255, (40, 40), np.uint8), gym.spaces.Box(0, 1, (40, 40))
+    seen = choice.Seen("Grey-v0", grey, gym.spaces.Discrete(2), ["gymnasium"])
+    assert {"ppo_image", "dqn_image", "ppo"} <= set(choice.best(seen))
+    assert "ppo_image" not in choice.best(seen._replace(obs=vector))
 
 
 def test_games_of_several_agents(solo):

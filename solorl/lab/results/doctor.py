@@ -297,7 +297,7 @@ def large_rewards(t: Training) -> str:
     """The scale of the rewards is too large.
 
     Rewards of a scale that the loss of a value cannot hold.
-    Try: rewards divided by their scale: gymnasium.wrappers.NormalizeReward or TransformReward in make_env
+    Try: rewards divided by a constant, with gymnasium.wrappers.TransformReward in make_env
     Source: van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714
     """
     loss, returns, lengths = t.values(*LOSSES), t.values("charts/episodic_return"), t.values("charts/episodic_length")
