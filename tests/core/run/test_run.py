@@ -378,7 +378,7 @@ def test_a_target_missed_on_fresh_seeds_does_not_end_the_run(train, monkeypatch)
 
 
 def test_a_run_that_has_reached_its_target_ends_where_it_is_resumed(train):
-    """Be it killed before it could write its last model, or finished; with another target it goes on."""
+    """Be it killed before it could write its last model, or finished; with another target it trains further."""
     run_dir = train("ppo", *TINY, "--target-return", "9", "--eval-every", "64")["run"].dir
     last, before = run_dir / "model_last.safetensors", rows(run_dir)
     data = last.read_bytes()
