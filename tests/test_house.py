@@ -47,7 +47,7 @@ LAB_MAY_IMPORT = (
 # `solo dash` 303 and 30, of which fonts for odd signs paid 3. That doctor, dash and repro took 180 lines more than the
 # lab was allowed is paid: the lab has lost as many since, 43 of them numbers that are a table in TOML now.
 # The repairs of 2026-11-28 took 21 lines of those that the core had lost on that day.
-BUDGETS = {"core": 6469, "games": 1116, "lab": 4598, "cli and tools": 2202}
+BUDGETS = {"core": 6469, "games": 1116, "lab": 4597, "cli and tools": 2202}
 LONGEST = 420  # lines of a module
 PAGES = (".html", ".js", ".css", ".sh")
 
